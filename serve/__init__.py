@@ -1,0 +1,1 @@
+"""Serving and measuring: engine, scheduler, benchmark, server. It never imports `train`."""

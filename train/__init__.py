@@ -1,0 +1,1 @@
+"""Training: flags, data, steps, checkpoints and export. It never imports `serve`."""
