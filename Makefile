@@ -1,0 +1,53 @@
+# One entry for people and for CI. Every target may be repeated; nothing is done twice.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help install test check format demo
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+help: ## List the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(STAMP) ## Create .venv and install the project with its development tools
+
+test: $(STAMP) ## Run the default test suite (pass options in ARGS, e.g. ARGS=--slow)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(STAMP) ## Check format, lint and types, as the pre-commit hooks and CI do
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(STAMP) ## Format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(STAMP) ## Train a small drafter on this machine, then measure what it brings
+	$(BIN)/python -m train.main --flagfile=train/flagfiles/demo.flags
+	$(BIN)/python -m serve.bench --flagfile=serve/flagfiles/demo.flags
+
+# The stamp is younger than pyproject.toml exactly when the installed dependencies are those it names.
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# A name on PATH may be a shim that cannot run (pyenv installs such), so each candidate proves itself by running;
+# sys.executable then gives the real interpreter behind it.
+PROBE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12)) if len(sys.argv) > 1 else print(sys.executable)
+
+$(BIN)/python:
+	@shopt -s nullglob; \
+	pyenv_root=$$(pyenv root 2>/dev/null || echo "$${PYENV_ROOT:-$$HOME/.pyenv}"); \
+	for candidate in $(PYTHON) python3.13 python3.12 python3 python \
+	    "$$pyenv_root"/versions/3.13*/bin/python "$$pyenv_root"/versions/3.12*/bin/python; do \
+	  if "$$candidate" -c '$(PROBE)' check >/dev/null 2>&1; then \
+	    echo "Creating $(VENV) with $$("$$candidate" -c '$(PROBE)')"; \
+	    exec "$$candidate" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python 3.12 or newer with venv was found on PATH or under $$pyenv_root/versions." \
+	  "Install one, or name it: make install PYTHON=/path/to/python3.12" >&2; \
+	exit 1

@@ -1,0 +1,87 @@
+"""The strict JAX in which every test runs, the markers' skips, and the few fixtures that all tests share.
+
+It owns no models and no data: those stand beside the tests that need them.
+"""
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+# Before JAX looks for devices. Tests marked `gpu` run with JAX_PLATFORMS=cuda,cpu, which is left as it is.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+NUM_CPU_DEVICES = 8
+GOLDEN = Path(__file__).parent / "golden"
+
+pytest.register_assert_rewrite("tests.tolerance")
+
+jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        for reason in filter(None, (skip_reason(marker.name, config) for marker in item.iter_markers())):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def skip_reason(marker: str, config: pytest.Config) -> str | None:
+    """Why a test with this marker can't run here, or None if it can."""
+    if marker == "slow" and not config.getoption("--slow"):
+        return "slow: run with --slow"
+    if marker == "gpu" and not has_gpu():
+        return "gpu: JAX sees no NVIDIA GPU; on a machine that has one, run with JAX_PLATFORMS=cuda,cpu"
+    if marker == "aot" and (missing := missing_requirements("aot")):
+        return f"aot: {', '.join(missing)} not installed; run pip install -e '.[aot]'"
+    return None
+
+
+def has_gpu() -> bool:
+    return any(device.platform in ("gpu", "cuda") for device in jax.devices())
+
+
+def missing_requirements(extra: str) -> list[str]:
+    """The packages of one of this project's extras that are not installed."""
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    requirements = map(Requirement, importlib.metadata.requires("lilicorr-jax") or ())
+    wanted = [
+        r.name for r in requirements if r.marker and "extra" in str(r.marker) and r.marker.evaluate({"extra": extra})
+    ]
+    return [name for name in wanted if name not in installed]
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of reference numbers; each subfolder's README says where they come from."""
+    return GOLDEN
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A fresh NumPy generator with a fixed seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    """A fixed JAX random key."""
+    return jax.random.key(0)
+
+
+@pytest.fixture
+def strict_dtypes():
+    """No implicit dtype promotion, for tests of our own models, losses, decoding and kernels (optax breaks under it).
+
+    A whole file asks for it with `pytestmark = pytest.mark.usefixtures("strict_dtypes")`.
+    """
+    with jax.numpy_dtype_promotion("strict"):
+        yield
