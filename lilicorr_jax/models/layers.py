@@ -1,0 +1,199 @@
+"""The Qwen3 decoder layer in pieces: RMSNorm, rotary embedding (with YaRN), gated MLP, grouped-query attention.
+
+Knows no model. A layer is handed a `mix` function that turns queries, keys and values into attention output, so that
+the target with a cache, the drafter over its context and the drafter in training share one class.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lilicorr_jax.config import RopeConfig, TransformerConfig
+from lilicorr_jax.shapes import Array, Bool, Float, Int
+
+
+class Rotary(NamedTuple):
+    """Cosine and sine of every position's angles, float32."""
+
+    cos: Float[Array, "*batch Q half"]
+    sin: Float[Array, "*batch Q half"]
+
+
+def rotary_frequencies(config: RopeConfig, head_width: int) -> tuple[Float[Array, "half"], float]:
+    """Inverse frequencies and the factor on cosine and sine; YaRN (arXiv 2309.00071, section 3.4) where configured.
+
+    YaRN divides the low frequencies by `yarn_factor`, keeps the high ones, and ramps linearly between the dimensions
+    that turn `yarn_beta_fast` and `yarn_beta_slow` times over the original context.
+    """
+    exponents = jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width
+    frequencies = 1.0 / config.theta**exponents
+    if config.yarn_factor is None:
+        return frequencies, 1.0
+
+    def dimension_turning(rotations: float) -> float:
+        positions = config.yarn_original_positions or 0
+        return head_width * math.log(positions / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low = max(math.floor(dimension_turning(config.yarn_beta_fast)), 0)
+    high = min(math.ceil(dimension_turning(config.yarn_beta_slow)), head_width - 1)
+    ramp = (jnp.arange(head_width // 2, dtype=jnp.float32) - low) / max(high - low, 1e-3)
+    keep = 1.0 - jnp.clip(ramp, 0.0, 1.0)
+    scale = config.yarn_attention_factor
+    if scale is None:
+        scale = 0.1 * math.log(config.yarn_factor) + 1.0
+    return frequencies / config.yarn_factor * (1.0 - keep) + frequencies * keep, scale
+
+
+def rotary(config: RopeConfig, head_width: int, positions: Int[Array, "*batch Q"]) -> Rotary:
+    """Cosine and sine tables of absolute positions (from 0)."""
+    frequencies, scale = rotary_frequencies(config, head_width)
+    angles = jnp.einsum("...q,h->...qh", positions.astype(jnp.float32), frequencies)
+    return Rotary(cos=jnp.cos(angles) * scale, sin=jnp.sin(angles) * scale)
+
+
+def rotate(x: Float[Array, "*batch N Q H"], table: Rotary) -> Float[Array, "*batch N Q H"]:
+    """Rotates halves (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), in the dtype of x."""
+    cos, sin = (t.astype(x.dtype)[..., None, :, :] for t in table)  # [..., 1, Q, H/2]
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class Part(NamedTuple):
+    """Keys and values that a query may see, and which of them: True means visible."""
+
+    keys: Float[Array, "B G T H"]
+    values: Float[Array, "B G T H"]
+    mask: Bool[Array, "B Q T"]
+
+
+def attend(queries: Float[Array, "B N Q H"], parts: Sequence[Part]) -> Float[Array, "B N Q H"]:
+    """Grouped-query softmax attention over several key ranges under one softmax, scaled by 1/sqrt(H).
+
+    Consecutive query heads share a key/value head. Scores and softmax are float32. Ranges are not concatenated (a
+    cache would be copied), only their scores are. Every query must see at least one key.
+    """
+    batch, heads, rows, width = queries.shape
+    grouped = queries.reshape(batch, parts[0].keys.shape[1], -1, rows, width)  # [B, G, N/G, Q, H]
+    lowest = jnp.finfo(jnp.float32).min
+    scores = []
+    for part in parts:
+        score = jnp.einsum("bgrqh,bgth->bgrqt", grouped, part.keys, preferred_element_type=jnp.float32)
+        scores.append(jnp.where(part.mask[:, None, None], score * width**-0.5, lowest))
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
+    bounds = [sum(p.keys.shape[2] for p in parts[: i + 1]) for i in range(len(parts) - 1)]
+    mixed = [
+        jnp.einsum("bgrqt,bgth->bgrqh", weight, part.values)
+        for weight, part in zip(jnp.split(weights, bounds, axis=-1), parts, strict=True)
+    ]
+    return sum(mixed[1:], mixed[0]).reshape(batch, heads, rows, width)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight; statistics in float32, cast back before the weight (Qwen3's order)."""
+
+    eps: float
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        init = nn.with_logical_partitioning(nn.initializers.ones_init(), ("norm",))
+        weight = self.param("weight", init, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return jnp.einsum("...d,d->...d", x.astype(self.dtype), weight.astype(self.dtype))
+
+
+def linear(
+    features: int,
+    axes: tuple[str, str],
+    *,
+    dtype: str,
+    kernel_init: nn.initializers.Initializer,
+    use_bias: bool = False,
+    name: str | None = None,
+) -> nn.Dense:
+    """A dense layer, kernel [in, out], whose kernel carries the logical axes `axes` (see `lilicorr_jax.sharding`)."""
+    return nn.Dense(
+        features,
+        use_bias=use_bias,
+        dtype=jnp.dtype(dtype),
+        kernel_init=nn.with_logical_partitioning(kernel_init, axes),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros_init(), axes[1:]),
+        name=name,
+    )
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        c = self.config
+        make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
+        gate = linear(c.ffn_width, ("width", "ffn"), name="gate_proj", **make)(x)
+        up = linear(c.ffn_width, ("width", "ffn"), name="up_proj", **make)(x)
+        return linear(c.width, ("ffn", "width"), name="down_proj", **make)(nn.silu(gate) * up)
+
+
+class Attention(nn.Module):
+    """Projections of grouped-query attention, with Qwen3's per-head norm of queries and keys."""
+
+    config: TransformerConfig
+
+    def setup(self):
+        c = self.config
+        make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
+        self.q_proj = linear(c.num_heads * c.head_width, ("width", "heads"), use_bias=c.attention_bias, **make)
+        self.k_proj = linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        self.v_proj = linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        self.o_proj = linear(c.width, ("heads", "width"), **make)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.norm_eps, c.dtype)
+            self.k_norm = RMSNorm(c.norm_eps, c.dtype)
+
+    def _heads(self, x: Float[Array, "*batch Q NH"]) -> Float[Array, "*batch N Q H"]:
+        return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, self.config.head_width), -2, -3)
+
+    def queries(self, x: Float[Array, "*batch Q D"], table: Rotary) -> Float[Array, "*batch N Q H"]:
+        heads = self._heads(self.q_proj(x))
+        return rotate(self.q_norm(heads) if self.config.qk_norm else heads, table)
+
+    def keys_values(
+        self, x: Float[Array, "*batch Q D"], table: Rotary
+    ) -> tuple[Float[Array, "*batch G Q H"], Float[Array, "*batch G Q H"]]:
+        heads = self._heads(self.k_proj(x))
+        keys = rotate(self.k_norm(heads) if self.config.qk_norm else heads, table)
+        return keys, self._heads(self.v_proj(x))
+
+    def output(self, mixed: Float[Array, "*batch N Q H"]) -> Float[Array, "*batch Q D"]:
+        merged = jnp.moveaxis(mixed, -3, -2)
+        return self.o_proj(merged.reshape(*merged.shape[:-2], -1))  # [..., Q, N*H] -> [..., Q, D]
+
+
+Mix = Callable[[Array, Array, Array], tuple[Array, object]]
+"""(queries, keys, values of the new rows) -> (attention output [..., N, Q, H], anything to hand back)."""
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm layer: x += attention(norm x); x += mlp(norm x)."""
+
+    config: TransformerConfig
+
+    def setup(self):
+        c = self.config
+        self.attention_norm = RMSNorm(c.norm_eps, c.dtype)
+        self.attention = Attention(c)
+        self.mlp_norm = RMSNorm(c.norm_eps, c.dtype)
+        self.mlp = GatedMLP(c)
+
+    def __call__(self, x: Float[Array, "*batch Q D"], table: Rotary, mix: Mix):
+        normed = self.attention_norm(x)
+        mixed, extra = mix(self.attention.queries(normed, table), *self.attention.keys_values(normed, table))
+        x = x + self.attention.output(mixed)
+        return x + self.mlp(self.mlp_norm(x)), extra
