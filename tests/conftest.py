@@ -24,6 +24,21 @@ jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_configure(config):
+    """Keeps compiled programs in pytest's cache, for this process and those it starts: a rerun takes a third of the time.
+
+    `pytest --cache-clear` forgets them.
+    """
+    if cache := getattr(config, "cache", None):
+        settings = {
+            "jax_compilation_cache_dir": str(cache.mkdir("jax")),
+            "jax_persistent_cache_min_compile_time_secs": 0.1,
+        }
+        for name, value in settings.items():
+            jax.config.update(name, value)
+            os.environ[name.upper()] = str(value)
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
