@@ -6,9 +6,9 @@ too: `lax.dynamic_update_slice` clamps silently, so whoever allocates leaves hea
 can write past the longest text (`serve.engine`).
 """
 
-from flax import struct
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from lilicorr_jax.config import TransformerConfig
 from lilicorr_jax.shapes import Array, Float, Int
@@ -42,11 +42,17 @@ def append_rows(
     rows: Float[Array, "B G C H"], new: Float[Array, "B G Q H"], length: Int[Array, "B"]
 ) -> Float[Array, "B G C H"]:
     """Writes Q new rows of each batch row at that row's own length."""
-    write = lambda r, n, start: jax.lax.dynamic_update_slice(r, n.astype(r.dtype), (0, start, 0))
+
+    def write(row, new_row, start):
+        return jax.lax.dynamic_update_slice(row, new_row.astype(row.dtype), (0, start, 0))
+
     return jax.vmap(write)(rows, new, length)
 
 
 def append(cache: KVCache, new: KVCache, length: Int[Array, "B"]) -> KVCache:
     """Writes the rows of `new` (the same layers, Q rows each) behind `length` rows of `cache`."""
-    write = lambda old, rows: tuple(append_rows(o, r, length) for o, r in zip(old, rows, strict=True))
+
+    def write(layers, new_layers):
+        return tuple(append_rows(old, rows, length) for old, rows in zip(layers, new_layers, strict=True))
+
     return KVCache(keys=write(cache.keys, new.keys), values=write(cache.values, new.values))

@@ -61,13 +61,15 @@ def parameter_shardings(boxed, mesh: Mesh):
         kept = [axis if leaf.shape[i] % sizes[i] == 0 else None for i, axis in enumerate(spec)]
         return NamedSharding(mesh, PartitionSpec(*kept))
 
-    is_spec = lambda x: isinstance(x, PartitionSpec)
-    return jax.tree.map(place, specs, nn.meta.unbox(boxed), is_leaf=is_spec)
+    return jax.tree.map(place, specs, nn.meta.unbox(boxed), is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def init_parameters(module: nn.Module, key, *args, mesh: Mesh | None = None, method=None):
     """Parameters of a module, made directly under their shardings (plain arrays, no metadata boxes)."""
-    init = lambda k: module.init(k, *args, method=method)["params"]
+
+    def init(key):
+        return module.init(key, *args, method=method)["params"]
+
     if mesh is None:
         return nn.meta.unbox(jax.jit(init)(key))
     shardings = parameter_shardings(jax.eval_shape(init, key), mesh)
@@ -76,7 +78,10 @@ def init_parameters(module: nn.Module, key, *args, mesh: Mesh | None = None, met
 
 def abstract_parameters(module: nn.Module, *args, method: str | None = None):
     """Shapes and dtypes of a module's parameters, from shapes alone (nothing is allocated)."""
-    init = lambda key, *arrays: module.init(key, *arrays, method=method)["params"]
+
+    def init(key, *arrays):
+        return module.init(key, *arrays, method=method)["params"]
+
     return nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), *args))
 
 

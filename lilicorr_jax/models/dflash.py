@@ -119,6 +119,6 @@ class Drafter(nn.Module):
 
 def drafter_shapes(config: DrafterConfig) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The smallest arguments of `Drafter.from_features`, to make parameters from shapes alone."""
-    row = lambda *shape: jax.ShapeDtypeStruct(shape, config.dtype)
-    anchors = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return row(1, 1, config.feature_width), row(1, 1, config.input_rows, config.width), anchors
+    features = jax.ShapeDtypeStruct((1, 1, config.feature_width), config.dtype)
+    blocks = jax.ShapeDtypeStruct((1, 1, config.input_rows, config.width), config.dtype)
+    return features, blocks, jax.ShapeDtypeStruct((1, 1), jnp.int32)
