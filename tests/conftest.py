@@ -10,6 +10,7 @@ from pathlib import Path
 # Before JAX looks for devices. Tests marked `gpu` run with JAX_PLATFORMS=cuda,cpu, which is left as it is.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import flax.struct
 import jax
 import numpy as np
 import pytest
@@ -22,6 +23,22 @@ pytest.register_assert_rewrite("tests.tolerance")
 
 jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytree_with_unchecked_fields(cls=None, _dataclass=flax.struct.dataclass, **options):
+    """`flax.struct.dataclass` whose constructor takes anything: functions that use the record check its arrays.
+
+    JAX rebuilds a pytree with shapes, shardings, stacked or mapped leaves in the place of arrays (`eval_shape`, `scan`,
+    `vmap`), where a constructor that insisted on the annotated axes would refuse honest programs.
+    """
+    if cls is None:
+        return lambda cls: pytree_with_unchecked_fields(cls, **options)
+    record = _dataclass(cls, **options)
+    record.__no_type_check__ = True  # read by jaxtyping, for the constructor alone
+    return record
+
+
+flax.struct.dataclass = pytree_with_unchecked_fields
 
 
 def pytest_configure(config):
