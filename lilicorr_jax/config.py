@@ -11,9 +11,9 @@ from typing import Literal
 Dtype = Literal["float32", "bfloat16"]
 
 
-def setting(default, help: str):
-    """A dataclass field whose help text becomes the flag's."""
-    return field(default=default, metadata={"help": help})
+def setting(default, help: str, topic: str | None = None):
+    """A dataclass field whose help text becomes the flag's; a topic heads this flag and those after it."""
+    return field(default=default, metadata={"help": help} | ({"topic": topic} if topic else {}))
 
 
 def _require(claim: bool, sentence: str) -> None:
