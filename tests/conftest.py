@@ -42,9 +42,9 @@ flax.struct.dataclass = pytree_with_unchecked_fields
 
 
 def pytest_configure(config):
-    """Keeps compiled programs in pytest's cache, for this process and those it starts: a rerun takes a third of the time.
+    """Keeps compiled programs in pytest's cache, for this process and those it starts; --cache-clear forgets them.
 
-    `pytest --cache-clear` forgets them.
+    A rerun that is mostly compilation takes a third of the time.
     """
     if cache := getattr(config, "cache", None):
         settings = {
