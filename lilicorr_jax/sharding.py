@@ -76,13 +76,19 @@ def init_parameters(module: nn.Module, key, *args, mesh: Mesh | None = None, met
     return jax.jit(lambda k: nn.meta.unbox(init(k)), out_shardings=shardings)(key)
 
 
-def abstract_parameters(module: nn.Module, *args, method: str | None = None):
-    """Shapes and dtypes of a module's parameters, from shapes alone (nothing is allocated)."""
+def abstract_parameters(module: nn.Module, *args, mesh: Mesh | None = None, method: str | None = None):
+    """Shapes, dtypes and, given a mesh, shardings of a module's parameters, from shapes alone (nothing is allocated)."""
 
     def init(key, *arrays):
         return module.init(key, *arrays, method=method)["params"]
 
-    return nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), *args))
+    def place(leaf, sharding):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    boxed = jax.eval_shape(init, jax.random.key(0), *args)
+    if mesh is None:
+        return nn.meta.unbox(boxed)
+    return jax.tree.map(place, nn.meta.unbox(boxed), parameter_shardings(boxed, mesh))
 
 
 def count_parameters(tree) -> int:

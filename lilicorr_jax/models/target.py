@@ -91,6 +91,8 @@ class Target(nn.Module):
             if i in capture:
                 captured[i] = x
         features = jnp.concatenate([captured[i] for i in capture], axis=-1) if capture else x[..., :0]
+        if self.is_initializing():
+            self.unembed(x)  # so that `init` through this call also makes an untied unembedding
         keys, values = zip(*written, strict=True)
         new_cache = None if cache is None else KVCache(keys=keys, values=values)
         return TargetPass(hidden=self.final_norm(x), features=features, cache=new_cache)
