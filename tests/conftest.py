@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 NUM_CPU_DEVICES = 8
 GOLDEN = Path(__file__).parent / "golden"
@@ -83,12 +84,12 @@ def has_gpu() -> bool:
 
 def missing_requirements(extra: str) -> list[str]:
     """The packages of one of this project's extras that are not installed."""
-    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    installed = {canonicalize_name(distribution.name) for distribution in importlib.metadata.distributions()}
     requirements = map(Requirement, importlib.metadata.requires("lilicorr-jax") or ())
     wanted = [
         r.name for r in requirements if r.marker and "extra" in str(r.marker) and r.marker.evaluate({"extra": extra})
     ]
-    return [name for name in wanted if name not in installed]
+    return [name for name in wanted if canonicalize_name(name) not in installed]
 
 
 @pytest.fixture(scope="session")
