@@ -1,1 +1,1 @@
-"""The demo that ships: a small target, its corpus, and everything needed to try the whole method on a laptop."""
+"""The demonstration: a small Qwen3-shaped chat model of our own, the corpus it learned and the replies it gives."""
