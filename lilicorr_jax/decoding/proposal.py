@@ -1,4 +1,4 @@
-"""What a method hands to verification: drafted tokens, and the distribution they were drawn from where they were drawn."""
+"""What a method hands to verification: the drafts of a block and, if they were sampled, what they were sampled from."""
 
 from flax import struct
 

@@ -143,7 +143,7 @@ def next_weights(
 ) -> Float[Array, "B V"]:
     """What the token behind the kept drafts is drawn from, not normalised.
 
-    max(p - q, 0) of the slot where a draft was rejected; p where none was, and where rounding left nothing of max(p - q, 0).
+    max(p - q, 0) of the slot where a draft was rejected; p where none was, or where rounding left nothing.
     """
     p = jnp.take_along_axis(probs, num_accepted[:, None, None], axis=1)[:, 0]  # [B, V]
     slot = jnp.minimum(num_accepted, proposal.draft_ids.shape[1] - 1)[:, None, None]
