@@ -328,7 +328,7 @@ def _busy_seconds(requests: Sequence[Request]) -> float:
     chunks = defaultdict(list)
     for request in requests:
         chunks[(request.seed, request.chunk)].append(request)
-    return sum(max(r.last_s for r in chunk) - min(r.sent_s for r in chunk) for chunk in chunks.values())
+    return sum((max(r.last_s for r in chunk) - min(r.sent_s for r in chunk) for chunk in chunks.values()), 0.0)
 
 
 def _sums_by_prompt(requests: Sequence[Request], ids: Sequence[str]) -> np.ndarray:
