@@ -77,7 +77,7 @@ def init_parameters(module: nn.Module, key, *args, mesh: Mesh | None = None, met
 
 
 def abstract_parameters(module: nn.Module, *args, mesh: Mesh | None = None, method: str | None = None):
-    """Shapes, dtypes and, given a mesh, shardings of a module's parameters, from shapes alone (nothing is allocated)."""
+    """Shapes, dtypes and, given a mesh, shardings of a module's parameters, from shapes alone: nothing is allocated."""
 
     def init(key, *arrays):
         return module.init(key, *arrays, method=method)["params"]
