@@ -1,1 +1,1 @@
-"""Checkpoints of others and our own: `checkpoint` for Hugging Face folders, `export` for Orbax. Only this opens files."""
+"""Checkpoints of others and our own: `checkpoint` for Hugging Face folders, `export` for Orbax; only this opens files."""
