@@ -271,7 +271,11 @@ class Reranker(nn.Module):
 
 def reranker_shapes(config: RerankerConfig) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The smallest arguments of a `Reranker`, to make parameters from shapes alone."""
-    row = lambda *shape, dtype=config.dtype: jax.ShapeDtypeStruct(shape, dtype)
-    width = config.drafter_width
-    logprobs = row(1, 1, 1, dtype=jnp.float32)
-    return row(1, 1, 1, width), row(1, 1, width), logprobs, row(1, width), row(1, dtype=jnp.bool_)
+    slots, width = (1, 1), config.drafter_width
+    return (
+        jax.ShapeDtypeStruct((*slots, 1, width), config.dtype),
+        jax.ShapeDtypeStruct((*slots, width), config.dtype),
+        jax.ShapeDtypeStruct((*slots, 1), jnp.float32),
+        jax.ShapeDtypeStruct((1, width), config.dtype),
+        jax.ShapeDtypeStruct((1,), jnp.bool_),
+    )

@@ -30,7 +30,7 @@ def match_scores(
     in_: Float[Array, "*batch S K E"],
     cosine_scale: float,
 ) -> Scores:
-    """phi(s, j, k) = sigma cos(o_{s,j}, i_{s+1,k}), Eq. 1, of unit vectors; the anchor is the one candidate before slot 0.
+    """phi(s, j, k) = sigma cos(o_{s,j}, i_{s+1,k}), Eq. 1, of unit vectors; the anchor alone stands before slot 0.
 
     There is no other term: a candidate's own probability counts only through what the vectors learned from it.
     """
