@@ -1,0 +1,170 @@
+"""The joint law of speculated text, against exact enumeration over a target that is a table.
+
+The check itself is shown to see faults: each planted one must fail it.
+"""
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from lilicorr_jax.decoding import speculate, verify
+from lilicorr_jax.decoding.noise import draw
+from lilicorr_jax.decoding.pair import Pair
+from lilicorr_jax.decoding.proposal import SparseQ
+from lilicorr_jax.decoding.speculate import run_blocks
+from lilicorr_jax.decoding.walk import walk
+from pallas_kernels.match_walk import Scores
+from tests import stubs
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+VOCAB, SLOTS, CANDIDATES = 4, 2, 3
+TEXTS, TOKENS, TEMPERATURE = 100_000, 4, 0.8
+TABLES = np.random.default_rng(7)
+TARGET = TABLES.normal(size=(TOKENS + SLOTS + 1, VOCAB, VOCAB)).astype(np.float32)
+DRAFT = TABLES.normal(size=TARGET.shape).astype(np.float32)
+SCORES = TABLES.normal(size=(len(TARGET), CANDIDATES, CANDIDATES)).astype(np.float32)
+POOL = np.argsort(-DRAFT[:, 0], axis=-1)[:, :CANDIDATES].astype(np.int32)  # candidates of a position
+
+
+def deterministic(length, anchor_id, temperature, noise):
+    """The likeliest draft after the draft before it."""
+    ids = []
+    for slot in range(SLOTS):
+        last = ids[-1] if ids else anchor_id
+        ids.append(jnp.argmax(jnp.array(DRAFT)[length + slot, last], axis=-1).astype(jnp.int32))
+    return stubs.drafts(jnp.stack(ids, axis=1))
+
+
+def sparse(length, anchor_id, temperature, noise):
+    """A sampled walk through a lattice of three of the four tokens."""
+    slots = length[:, None] + 1 + jnp.arange(SLOTS, dtype=jnp.int32)[None, :]
+    ids, scores = jnp.array(POOL)[slots], jnp.array(SCORES)[slots]
+    picks, q = walk(Scores(scores[:, 0, 0], scores[:, 1:]), "sampled", temperature=temperature, uniforms=noise)
+    draft_ids = jnp.take_along_axis(ids, picks[..., None], axis=-1)[..., 0]
+    return stubs.drafts(draft_ids, q=SparseQ(ids=ids, probs=q))
+
+
+def dense(length, anchor_id, temperature, noise):
+    """A chain over the whole vocabulary, each draft drawn given the one before it."""
+    ids, q = [], []
+    for slot in range(SLOTS):
+        last = ids[-1] if ids else anchor_id
+        q.append(jax.nn.softmax(jnp.array(DRAFT)[length + slot, last], axis=-1))
+        ids.append(draw(q[-1], noise[:, slot]))
+    return stubs.drafts(jnp.stack(ids, axis=1), q=jnp.stack(q, axis=1))
+
+
+def short(length, anchor_id, temperature, noise):
+    """As dense, but the number of proposed drafts changes from position to position."""
+    return dense(length, anchor_id, temperature, noise).replace(num_proposed=length % (SLOTS + 1))
+
+
+def enumerated_law(filtered: bool) -> np.ndarray:
+    """Probability of every text of TOKENS tokens behind anchor 0, in float64."""
+    weights = np.exp(TARGET.astype(np.float64) / TEMPERATURE)
+    if filtered:  # top-k 3: only the least likely of the four goes
+        weights = np.where(weights > weights.min(-1, keepdims=True), weights, 0)
+    probs = weights / weights.sum(-1, keepdims=True)
+    law = np.zeros((VOCAB,) * TOKENS)
+    for text in itertools.product(range(VOCAB), repeat=TOKENS):
+        law[text] = np.prod(
+            [probs[i, last, token] for i, (last, token) in enumerate(zip((0, *text), text, strict=False))]
+        )
+    return law
+
+
+def sample(script, mode: str = "temperature"):
+    """TEXTS texts by speculation, and the accepted drafts of every block that a running row had."""
+    pair = Pair(target=stubs.table_target(TARGET), drafter=script and stubs.scripted_drafter(SLOTS, script))
+    state = stubs.running_state(
+        pair,
+        TEXTS,
+        temperature=jnp.full(TEXTS, TEMPERATURE, jnp.float32),
+        top_k=jnp.full(TEXTS, 3, jnp.int32),
+        max_tokens=jnp.full(TEXTS, 1 + TOKENS, jnp.int32),
+    )
+    run = jax.jit(partial(run_blocks, pair, {}, num_blocks=TOKENS, mode=mode))
+    _, record = run(state)
+    accepted = np.asarray(record.num_accepted)[np.asarray(record.num_committed) > 0]
+    return np.array(stubs.texts(record)), accepted
+
+
+def p_value(texts, filtered: bool = False) -> float:
+    """Chi-square of the texts against the enumerated law; texts expected fewer than five times share one cell."""
+    expected = enumerated_law(filtered).ravel() * len(texts)
+    counts = np.bincount(np.ravel_multi_index(texts.T, (VOCAB,) * TOKENS), minlength=expected.size)
+    assert np.all(counts[expected == 0] == 0), "a text outside the target's support"
+    rare = expected < 5
+    fold = lambda cells: np.append(cells[~rare], cells[rare].sum()) if expected[rare].sum() > 0 else cells[~rare]
+    return stats.chisquare(fold(counts), fold(expected)).pvalue
+
+
+@pytest.mark.parametrize("mode", ["temperature", "filtered"])
+@pytest.mark.parametrize("script", [None, deterministic, sparse, dense, short])
+def test_speculated_text_has_the_targets_joint_law(script, mode):
+    texts, accepted = sample(script, mode)
+    assert set(accepted) == ({0, 1, 2} if script else {0})
+    assert p_value(texts, filtered=mode == "filtered") > 1e-3
+
+
+def test_deterministic_drafts_change_no_token_at_any_temperature():
+    np.testing.assert_array_equal(sample(deterministic)[0], sample(None)[0])
+
+
+def share_uniforms(monkeypatch):
+    noise = speculate._verify_noise
+    shared = lambda state, slots: noise(state, slots)._replace(residual=noise(state, slots).accept)
+    monkeypatch.setattr(speculate, "_verify_noise", shared)
+
+
+def share_draft_noise(monkeypatch):
+    purpose = speculate.Purpose
+    same = {"ACCEPT": purpose.DRAFT, "DRAFT": purpose.DRAFT, "RESIDUAL": purpose.RESIDUAL, "TARGET": purpose.TARGET}
+    monkeypatch.setattr(speculate, "Purpose", type("Purpose", (), same))
+
+
+def residual_is_p(monkeypatch):
+    def wrong(proposal, probs, num_accepted):
+        return jnp.take_along_axis(probs, num_accepted[:, None, None], axis=1)[:, 0]
+
+    monkeypatch.setattr(verify, "next_weights", wrong)
+
+
+def residual_of_the_next_slot(monkeypatch):
+    right = verify.next_weights
+    monkeypatch.setattr(
+        verify, "next_weights", lambda proposal, probs, kept: right(proposal, jnp.roll(probs, -1, axis=1), kept)
+    )
+
+
+@pytest.mark.parametrize("script", [sparse, dense])
+@pytest.mark.parametrize("plant", [share_uniforms, share_draft_noise, residual_is_p, residual_of_the_next_slot])
+def test_a_planted_fault_is_seen(monkeypatch, plant, script):
+    plant(monkeypatch)
+    assert p_value(sample(script)[0]) < 1e-3
+
+
+def flat_sparse(*block):
+    right = sparse(*block)
+    return right.replace(q=right.q.replace(probs=jnp.full_like(right.q.probs, 1 / CANDIDATES)))
+
+
+def flat_dense(*block):
+    right = dense(*block)
+    return right.replace(q=jnp.full_like(right.q, 1 / VOCAB))
+
+
+def soft_argmax(*block):
+    """An argmax draft with the distribution that it was the argmax of."""
+    return deterministic(*block).replace(q=dense(*block).q)
+
+
+@pytest.mark.parametrize("script", [flat_sparse, flat_dense, soft_argmax])
+def test_a_q_that_was_not_sampled_from_is_seen(script):
+    assert p_value(sample(script)[0]) < 1e-3
