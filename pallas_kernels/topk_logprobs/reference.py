@@ -19,13 +19,17 @@ def topk_logprobs(logits: Float[Array, "rows V"], num_candidates: int) -> TopK:
     """log p = logit - logsumexp over V, for the `num_candidates` largest logits of each row; float32 throughout.
 
     A row that contains NaN has a NaN log-partition, hence NaN in every log-probability: its ids mean nothing, and
-    whoever reads the row sees that. Raises ValueError where V holds fewer than `num_candidates` entries.
+    whoever reads the row sees that. Plus infinity makes the best log-probability NaN; -0.0 ranks below 0.0. Raises
+    ValueError where V holds fewer than `num_candidates` entries.
     """
     if not 1 <= num_candidates <= logits.shape[-1]:
         raise ValueError(
             f"num_candidates must lie in [1, {logits.shape[-1]}], the width of the logits; got {num_candidates}."
         )
     logits = logits.astype(jnp.float32)
-    log_partition = jax.nn.logsumexp(logits, axis=-1)
-    values, ids = jax.lax.top_k(logits, num_candidates)
-    return TopK(ids=ids, logprobs=values - log_partition[:, None], log_partition=log_partition)
+    # The barrier keeps XLA from merging a later slice into top_k, which on a CPU would then sort the whole row.
+    values, ids = jax.lax.optimization_barrier(jax.lax.top_k(logits, num_candidates))
+    highest = jax.lax.stop_gradient(values[:, :1])
+    log_sum = jnp.log(jnp.sum(jnp.exp(logits - highest), axis=-1))
+    # Subtracting the maximum first keeps the digits that a large log-partition would swallow.
+    return TopK(ids=ids, logprobs=values - highest - log_sum[:, None], log_partition=highest[:, 0] + log_sum)
