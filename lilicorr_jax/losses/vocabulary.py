@@ -45,14 +45,14 @@ def vocabulary_pass(
         chunk: slots per step; need not divide M.
     """
     _check_chunk(chunk)
-    return VocabularyPass(*_vocabulary_pass(states, unembedding, num_candidates, chunk))
+    return _vocabulary_pass(states, unembedding, num_candidates, chunk)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _vocabulary_pass(states, unembedding, num_candidates, chunk):
+def _vocabulary_pass(states, unembedding, num_candidates, chunk) -> VocabularyPass:
     def summary(rows):
         top = _top_logits(rows, unembedding, num_candidates)[1]
-        return top.log_partition, top.ids
+        return VocabularyPass(log_partition=top.log_partition, candidate_ids=top.ids)
 
     return over_chunks(summary, states, chunk)
 
@@ -60,15 +60,16 @@ def _vocabulary_pass(states, unembedding, num_candidates, chunk):
 def _forward(states, unembedding, num_candidates, chunk):
     def summary_and_mean(rows):
         logits, top = _top_logits(rows, unembedding, num_candidates)
-        return (top.log_partition, top.ids), _mean_row(logits, top, unembedding)
+        summary = VocabularyPass(log_partition=top.log_partition, candidate_ids=top.ids)
+        return summary, _mean_row(logits, top, unembedding)
 
     summary, mean = over_chunks(summary_and_mean, states, chunk)
     return summary, (mean, jnp.zeros((0,), states.dtype))
 
 
-def _backward(num_candidates, chunk, residuals, cotangents):
+def _backward(num_candidates, chunk, residuals, cotangent):
     mean, like_states = residuals
-    return (cotangents[0][:, None] * mean).astype(like_states.dtype), None
+    return (cotangent.log_partition[:, None] * mean).astype(like_states.dtype), None
 
 
 _vocabulary_pass.defvjp(_forward, _backward)
