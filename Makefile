@@ -34,6 +34,7 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# Oldest supported Python first: whoever develops on it can't write what it lacks, and the pins were proved on it.
 # A name on PATH may be a shim that cannot run (pyenv installs such), so each candidate proves itself by running;
 # sys.executable then gives the real interpreter behind it.
 PROBE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12)) if len(sys.argv) > 1 else print(sys.executable)
@@ -41,13 +42,13 @@ PROBE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12)) if le
 $(BIN)/python:
 	@shopt -s nullglob; \
 	pyenv_root=$$(pyenv root 2>/dev/null || echo "$${PYENV_ROOT:-$$HOME/.pyenv}"); \
-	for candidate in $(PYTHON) python3.13 python3.12 python3 python \
-	    "$$pyenv_root"/versions/3.13*/bin/python "$$pyenv_root"/versions/3.12*/bin/python; do \
+	found=(python3.12 "$$pyenv_root"/versions/3.12*/bin/python python3.13 "$$pyenv_root"/versions/3.13*/bin/python python3 python); \
+	for candidate in $(if $(PYTHON),"$(PYTHON)","$${found[@]}"); do \
 	  if "$$candidate" -c '$(PROBE)' check >/dev/null 2>&1; then \
 	    echo "Creating $(VENV) with $$("$$candidate" -c '$(PROBE)')"; \
 	    exec "$$candidate" -m venv $(VENV); \
 	  fi; \
 	done; \
-	echo "No Python 3.12 or newer with venv was found on PATH or under $$pyenv_root/versions." \
-	  "Install one, or name it: make install PYTHON=/path/to/python3.12" >&2; \
+	echo "$(or $(PYTHON),Nothing on PATH or under $$pyenv_root/versions) is a Python 3.12 or newer with venv;" \
+	  "install one, or name it: make install PYTHON=/path/to/python3.12" >&2; \
 	exit 1

@@ -1,1 +1,1 @@
-"""LiLiCorr in JAX: the method as pure functions. No flags, clocks, logging or process state; only `conversion` opens files."""
+"""LiLiCorr in JAX: the method as pure functions. No flags, clocks, logging or process state."""
