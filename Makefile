@@ -49,6 +49,6 @@ $(BIN)/python:
 	    exec "$$candidate" -m venv $(VENV); \
 	  fi; \
 	done; \
-	echo "$(or $(PYTHON),Nothing on PATH or under $$pyenv_root/versions) is a Python 3.12 or newer with venv;" \
+	echo "$(if $(PYTHON),$(PYTHON) is not,Nothing on PATH or under $$pyenv_root/versions is) a Python 3.12 or newer with venv;" \
 	  "install one, or name it: make install PYTHON=/path/to/python3.12" >&2; \
 	exit 1
