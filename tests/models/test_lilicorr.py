@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file
 
 from lilicorr_jax import config, sharding
 from lilicorr_jax.config import RerankerConfig
+from lilicorr_jax.conversion.config_json import drafter_from_json
+from lilicorr_jax.conversion.rules import reranker_rules
 from lilicorr_jax.decoding.candidates import confidence_features
 from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes, unit
 from pallas_kernels.match_walk import match_scores
@@ -28,63 +31,18 @@ def run(ours: RerankerConfig, params: dict, *arguments):
     return Reranker(ours).apply({"params": params}, *arguments)
 
 
-def golden_parameters(tensors: dict) -> dict:
-    """The public names of one head's tensors -> our parameters."""
-    t = {name.removeprefix("lilicorr."): jnp.asarray(v) for name, v in tensors.items() if name.startswith("lilicorr.")}
-
-    def dense(name: str, bias: str | None = None) -> dict:
-        weight, bias = (name, bias) if bias else (f"{name}.weight", f"{name}.bias")
-        return {"kernel": t[weight].T, "bias": t[bias]}
-
-    def layer(i: int) -> dict:
-        at = f"layers.{i}"
-        return {
-            "attention_norm": {"weight": t[f"{at}.attn_norm.weight"]},
-            "attention": {
-                "qkv_proj": dense(f"{at}.attn.in_proj_weight", f"{at}.attn.in_proj_bias"),
-                "out_proj": dense(f"{at}.attn.out_proj"),
-            },
-            "mlp_norm": {"weight": t[f"{at}.mlp_norm.weight"]},
-            "mlp_up": dense(f"{at}.mlp.0"),
-            "mlp_down": dense(f"{at}.mlp.2"),
-        }
-
-    heads = ("token_proj", "pass_hidden_proj", "context_proj", "factor_input_proj", "out_head", "in_head")
-    return {
-        **{name: dense(name) for name in (*heads, "anchor_out_head")},
-        **{f"layers_{i}": layer(i) for i in range(2)},
-        "feature_norm": {"weight": t["feature_mlp.0.weight"], "bias": t["feature_mlp.0.bias"]},
-        "feature_up": dense("feature_mlp.1"),
-        "feature_out": dense("feature_mlp.3"),
-        "slot_embedding": t["slot_embedding"][0, 0, :, 0],
-        "rank_embedding": t["rank_embedding"][0, 0, 0],
-        "relative_slot_bias": t["relative_slot_bias"],
-        "same_slot_bias": t["same_slot_bias"],
-        "output_norm": {"weight": t["output_norm.weight"]},
-        "anchor_norm": {"weight": t["anchor_norm.weight"]},
-    }
+def golden_parameters(ours: RerankerConfig, tensors: dict) -> dict:
+    """Stored tensors -> our parameters, by the table that conversion reads checkpoints with."""
+    rules = reranker_rules(ours)
+    return unflatten_dict({rule.path: jnp.asarray(rule.layout.read(tensors[rule.name])) for rule in rules}, sep="/")
 
 
 @pytest.fixture(scope="module")
 def reference(golden):
     """(config, parameters, arguments, expected arrays) of the golden head."""
     folder = golden / "lilicorr"
-    theirs = json.loads((folder / "config.json").read_text())
-    head = theirs["dflash_config"]
-    ours = RerankerConfig(
-        drafter_width=theirs["hidden_size"],
-        num_slots=theirs["block_size"] - 1,
-        num_candidates=head["lilicorr_candidate_topk"],
-        width=head["lilicorr_hidden_size"],
-        num_layers=head["lilicorr_num_layers"],
-        num_heads=head["lilicorr_num_heads"],
-        ffn_width=int(head["lilicorr_hidden_size"] * head["lilicorr_mlp_ratio"]),
-        factor_width=head["lilicorr_factor_dim"],
-        vector_floor=head["lilicorr_vector_eps"],
-        cosine_scale=head["lilicorr_logit_scale"],
-        norm_eps=theirs["rms_norm_eps"],
-    )
-    params = golden_parameters(load_file(folder / "model.safetensors"))
+    _, ours = drafter_from_json(json.loads((folder / "config.json").read_text()))
+    params = golden_parameters(ours, load_file(folder / "model.safetensors"))
     embedding = load_file(folder / "inputs.safetensors")["embed_tokens"]
     expected = load_file(folder / "forward.safetensors")
     arguments = (
@@ -162,7 +120,7 @@ def test_scores_equal_the_numbers_that_another_engine_published(golden):
         norm_eps=1e-5,
     )
     lattice = (case["@embed_tokens"][case["@candidate_ids"]], case["@pass_hidden"], case["@log_probs"])
-    vectors = run(ours, golden_parameters(case), *lattice, case["@anchor_hidden"], np.ones(1, bool))
+    vectors = run(ours, golden_parameters(ours, case), *lattice, case["@anchor_hidden"], np.ones(1, bool))
     scores = match_scores(*vectors, ours.cosine_scale)
     assert_close(tuple(scores), (case["@published_log_start"], case["@published_log_pair"]))
 
