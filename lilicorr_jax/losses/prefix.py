@@ -3,7 +3,7 @@
 The one place that decides where the lattice terms apply. It owns no loss and does not know how slots are supervised.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -34,7 +34,7 @@ def leading_run(flags: Bool[Array, "*b S"]) -> Bool[Array, "*b S"]:
 
 
 def lattice_slots(
-    is_covered: Bool[Array, "*b S"], is_supervised: Bool[Array, "*b S"], rule: Literal["prefix", "whole"]
+    is_covered: Bool[Array, "*b S"], is_supervised: Bool[Array, "*b S"], rule: str
 ) -> Bool[Array, "*b S"]:
     """The set of slots over which Eq. 3, 5 and 13 are means: the oracle prefix.
 

@@ -54,7 +54,7 @@ def distractor_cost(scores: Float[Array, "*b S K"], gaps: Float[Array, "*b S K"]
 
 def margin_hinge(scores: Float[Array, "*b S K"], rank: Int[Array, "*b S"], margin: float) -> Float[Array, "*b S"]:
     """ReLU(rho - D_s), D_s the gold candidate's score minus the best other's (Eq. 13); 0 when K is 1."""
-    is_gold = jnp.arange(scores.shape[-1]) == rank[..., None]  # [*b, S, K]
+    is_gold = jax.nn.one_hot(rank, scores.shape[-1], dtype=bool)  # [*b, S, K]
     best_other = jnp.max(jnp.where(is_gold, -jnp.inf, scores), axis=-1)
     return jax.nn.relu(margin - (_at(scores, rank) - best_other))
 

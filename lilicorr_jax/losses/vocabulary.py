@@ -88,21 +88,18 @@ def _mean_row(logits: Float[Array, "C V"], top: TopK, unembedding: Float[Array, 
     The candidates hold most of the mass, so their share is added from gathered rows in float32: rounded to bfloat16
     with the rest, a gold token of probability 0.99 would leave an error as large as its gradient, 1 - 0.99.
     """
-    last_id = top.ids[:, -1:]
-    last = jnp.take_along_axis(logits, last_id, axis=-1)  # [C, 1]
-    token = jnp.arange(logits.shape[-1])[None, :]
-    is_rest = (logits < last) | ((logits == last) & (token > last_id))  # of equal logits, the lowest ids are candidates
-    rest = jnp.where(is_rest, jnp.exp(logits - top.log_partition[:, None]), 0.0).astype(unembedding.dtype)
-    mean = jnp.einsum("cv,vd->cd", rest, unembedding, preferred_element_type=jnp.float32)
-    kept = unembedding[top.ids].astype(jnp.float32)  # [C, K, D]
-    return mean + jnp.einsum("ck,ckd->cd", jnp.exp(top.logprobs), kept)
+    is_candidate = jnp.any(jnp.arange(logits.shape[-1])[None, None, :] == top.ids[:, :, None], axis=1)  # [C, V]
+    rest = jnp.where(is_candidate, 0.0, jnp.exp(logits - top.log_partition[:, None]))
+    mean = jnp.einsum("cv,vd->cd", rest.astype(unembedding.dtype), unembedding, preferred_element_type=jnp.float32)
+    rows = unembedding[top.ids].astype(jnp.float32)  # [C, K, D]
+    return mean + jnp.einsum("ck,ckd->cd", jnp.exp(top.logprobs), rows)
 
 
 @jax.custom_vjp
 def token_logits(
     states: Float[Array, "*b D"], unembedding: Float[Array, "V D"], ids: Int[Array, "*b K"]
 ) -> Float[Array, "*b K"]:
-    """Logits h . W_k of a few tokens per slot, float32, as dot products with gathered rows.
+    """Logits h . W_k of a few tokens per slot, as dot products with gathered rows; dtypes as in `vocabulary_pass`.
 
     The gradient goes to the states alone and gathers the rows anew instead of keeping them.
 
