@@ -1,4 +1,4 @@
-"""The Makefile finds an interpreter that runs, and does nothing twice.."""
+"""The Makefile finds an interpreter that runs, and does nothing twice; stand-ins play the interpreters."""
 
 import os
 import subprocess
