@@ -176,6 +176,13 @@ def test_a_pick_stays_in_the_pool_at_the_ends_of_the_unit_interval(uniform):
     assert_close(q, np.full((1, 5, 7), 1 / 7))
 
 
+def test_a_uniform_number_on_a_boundary_belongs_to_the_next_candidate():
+    """Interval k is [sum before, sum after), so that 0 never draws a candidate of probability zero."""
+    scores = Scores(jnp.zeros((3, 2)), jnp.zeros((3, 0, 2, 2)))
+    picks, _ = sampled_walk(scores, jnp.ones(3), jnp.array([[0.5 - 2**-25], [0.5], [0.75]]))
+    assert picks.tolist() == [[0], [1], [1]]
+
+
 def test_temperature_zero_is_the_greedy_walk_with_certainty_ties_included(rng):
     scores = random_scores(rng, 16, levels=2)
     uniforms = jnp.asarray(rng.uniform(size=(16, SLOTS)), jnp.float32)
