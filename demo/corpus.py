@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 
 from demo import templates
-from demo.draw import Draw
+from demo.draw import NOISE, Draw
 
 WRITERS = {
     "story": templates.story,
@@ -38,8 +38,10 @@ def split_of(prompt: str) -> str:
     return next(split for split, tenths in SPLITS.items() if tenth in tenths)
 
 
-def records(split: str, *, seed: int) -> Iterator[Record]:
+def records(split: str, *, seed: int, noise: float = NOISE) -> Iterator[Record]:
     """Endless records of one split, categories by SHARES; prompts may repeat (their noise then differs).
+
+    `noise` is the share of wordings that ignore their table; the prompts do not depend on it.
 
     Raises:
       ValueError: the split is not one of SPLITS.
@@ -48,7 +50,7 @@ def records(split: str, *, seed: int) -> Iterator[Record]:
         raise ValueError(f"No split is called {split!r}; choose one of {', '.join(SPLITS)}.")
     index = 0
     while True:
-        draw = Draw(f"{seed}/{index}")
+        draw = Draw(f"{seed}/{index}", noise=noise)
         index += 1
         category = draw.pick(SHARES)
         prompt, reply = WRITERS[category](draw)
@@ -56,10 +58,13 @@ def records(split: str, *, seed: int) -> Iterator[Record]:
             yield Record(category=category, prompt=prompt, reply=reply)
 
 
-def distinct(split: str, *, seed: int, per_category: dict[str, int]) -> list[Record]:
-    """Records with different prompts, the given number of each category, in the order of the stream."""
+def distinct(split: str, *, seed: int, per_category: dict[str, int], noise: float = 0.0) -> list[Record]:
+    """Records with different prompts, the given number of each category, in the order of the stream.
+
+    Without noise the replies are the tables' own, the ones that a perfect model would give.
+    """
     wanted, seen, chosen = dict(per_category), set(), []
-    for record in records(split, seed=seed):
+    for record in records(split, seed=seed, noise=noise):
         if wanted.get(record.category, 0) and record.prompt not in seen:
             wanted[record.category] -= 1
             seen.add(record.prompt)

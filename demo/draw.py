@@ -7,16 +7,18 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-NOISE = 0.15  # share of wordings that ignore their table
+NOISE = 0.15  # share of wordings that ignore their table, in the corpus
 
 
 class Draw:
     """Draws for one record; the same key gives the same draws on every machine and Python version.
 
-    Only `random.Random.random` and seeding by text are used, the two that Python promises to keep.
+    `noise` is the share of wordings that ignore their table. Of Python's generator only seeding by text and `random()`
+    are used, the two that it promises to keep.
     """
 
-    def __init__(self, key: str):
+    def __init__(self, key: str, *, noise: float = NOISE):
+        self._noise = noise
         self._random = random.Random(key).random
 
     def number(self, low: int, high: int) -> int:
@@ -33,11 +35,11 @@ class Draw:
         return [left.pop(self.number(0, len(left) - 1)) for _ in range(count)]
 
     def say(self, options: Sequence[Item], *reasons: object) -> Item:
-        """The option that a fixed table gives for `reasons`, or any option in a share NOISE of the calls.
+        """The option that a fixed table gives for `reasons`, or any option in a share `noise` of the calls.
 
         The options are the table's name: they must not depend on the record (format them afterwards).
         """
-        if self._random() < NOISE:
+        if self._random() < self._noise:
             return self.pick(options)
         table = hashlib.blake2b(repr((options, reasons)).encode(), digest_size=8).digest()
         return options[int.from_bytes(table) % len(options)]

@@ -4,11 +4,11 @@ Every step holds the same number of rows of each width, so that one compiled pro
 every category.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 
 import numpy as np
+from flax import struct
 from tokenizers import Tokenizer
 
 from demo import corpus
@@ -20,13 +20,13 @@ TWO_TURNS = 0.09  # share of conversations with a second question
 PROMPT_WEIGHT = 0.3  # of a prompt's token in the loss, against 1 of a reply's
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct.dataclass
 class Rows:
     """Conversations of one width.
 
     Attributes:
-      token_ids: int32 [B, T], padded to the right.
-      weights: float32 [B, T], weight of predicting that token from those before it; 0 on padding and on the first.
+        token_ids: int32 [B, T], padded to the right.
+        weights: float32 [B, T], weight of predicting that token from those before it; 0 on padding and on the first.
     """
 
     token_ids: np.ndarray

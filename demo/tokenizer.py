@@ -40,10 +40,9 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def write(tokenizer: Tokenizer, folder: Path, *, context: int) -> None:
-    """Write the tokenizer's two files and generation_config.json; `context` is the most tokens of a text."""
+    """Write tokenizer.json and tokenizer_config.json; `context` is the most tokens of a text."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    ids = {text: tokenizer.token_to_id(text) for text in SPECIALS}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,
@@ -53,13 +52,7 @@ def write(tokenizer: Tokenizer, folder: Path, *, context: int) -> None:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    generation = {
-        "eos_token_id": [ids[TURN_END], ids[END_OF_TEXT]],
-        "pad_token_id": ids[END_OF_TEXT],
-        "do_sample": False,
-    }
-    for name, content in (("tokenizer_config.json", config), ("generation_config.json", generation)):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def render(prompt: str) -> str:
