@@ -67,8 +67,10 @@ class Target(nn.Module):
             capture: target layers whose output becomes `features`, in this order.
         """
         c = self.config
+        if (cache is None) != (length is None):
+            raise ValueError("A pass of the target takes cache and length together, or neither; got one of them.")
         rows = jnp.arange(token_ids.shape[1])[None, :]
-        positions = rows if cache is None or length is None else length[:, None] + rows  # [B or 1, Q]
+        positions = rows if length is None else length[:, None] + rows  # [B or 1, Q]
         positions = jnp.broadcast_to(positions, token_ids.shape)
         table = rotary(c.rope, c.head_width, positions)
         reach = token_ids.shape[1] if cache is None else (bucket or cache.capacity)
