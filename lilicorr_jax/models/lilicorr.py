@@ -38,7 +38,8 @@ class Fusion(NamedTuple):
 
 def split_fusion(kernel: Float[Array, "rows W"], bias: Float[Array, "W"], dtype: str) -> Fusion:
     """Splits the kernel [3W, W] of `factor_input_proj`; rows in the order node, anchor, product."""
-    return Fusion(*jnp.split(kernel.astype(dtype), 3), bias.astype(dtype))
+    node, anchor, product = jnp.split(kernel.astype(dtype), 3)
+    return Fusion(node=node, anchor=anchor, product=product, bias=bias.astype(dtype))
 
 
 def fuse(fusion: Fusion, nodes: Float[Array, "*batch S K W"], anchor: Float[Array, "*batch W"]) -> Array:
