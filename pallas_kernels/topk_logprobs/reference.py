@@ -27,8 +27,9 @@ def topk_logprobs(logits: Float[Array, "rows V"], num_candidates: int) -> TopK:
             f"num_candidates must lie in [1, {logits.shape[-1]}], the width of the logits; got {num_candidates}."
         )
     logits = logits.astype(jnp.float32)
-    # The barrier keeps XLA from merging a later slice into top_k, which on a CPU would then sort the whole row.
-    values, ids = jax.lax.optimization_barrier(jax.lax.top_k(logits, num_candidates))
+    # The barriers keep XLA from merging a later slice into top_k, which on a CPU would then sort the whole row. They are
+    # two, because one over both results ends the compiler of programs for several CPU devices (jax 0.11.2).
+    values, ids = (jax.lax.optimization_barrier(x) for x in jax.lax.top_k(logits, num_candidates))
     highest = jax.lax.stop_gradient(values[:, :1])
     log_sum = jnp.log(jnp.sum(jnp.exp(logits - highest), axis=-1))
     # Subtracting the maximum first keeps the digits that a large log-partition would swallow.
