@@ -47,9 +47,7 @@ class Checkpoints:
         """Starts to save a pytree of arrays, which may be donated as soon as this returns."""
         if step in self._manager.all_steps():
             return
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), identity=ocp.args.JsonSave(self.identity)
-        )
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), identity=ocp.args.JsonSave(self.identity))
         if not self._manager.save(step, args=items):
             raise RuntimeError(f"Orbax declined to save step {step} under {self.folder}.")
 

@@ -59,7 +59,9 @@ class TrainConfig:
     drafter_learning_rate: float = setting(6e-4, "Peak learning rate of the drafter.", "Optimizer")
     reranker_learning_rate: float = setting(1.5e-4, "Peak learning rate of the reranker.")
     drafter_weight_decay: float = setting(0.0, "Weight decay of the drafter's matrices.")
-    reranker_weight_decay: float = setting(0.01, "Weight decay of the reranker's matrices; biases, norms, tables: none.")
+    reranker_weight_decay: float = setting(
+        0.01, "Weight decay of the reranker's matrices; biases, norms, tables: none."
+    )
     warmup_share: float = setting(0.04, "Share of the steps in which the rates rise from 0; then a cosine to 0.")
     clip: float = setting(1.0, "Largest norm of the gradient, over drafter and reranker together.")
 
@@ -115,7 +117,7 @@ class TrainConfig:
         steps = self.epochs * num_examples // self.batch_rows
         if steps < 1:
             raise ValueError(
-                f"--epochs={self.epochs} over {num_examples} examples does not fill one batch of {self.batch_rows} rows; "
+                f"--epochs={self.epochs} over {num_examples} examples do not fill one batch of {self.batch_rows} rows: "
                 "give more epochs or --steps."
             )
         return steps
