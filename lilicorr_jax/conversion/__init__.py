@@ -1,1 +1,1 @@
-"""Checkpoints of others and our own: `checkpoint` for Hugging Face folders, `export` for Orbax; only this opens files."""
+"""Checkpoints, others' and ours: `checkpoint` for Hugging Face folders, `export` for Orbax. They alone open files."""

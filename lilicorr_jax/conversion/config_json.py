@@ -274,7 +274,10 @@ def _reranker_to_json(config: RerankerConfig) -> dict:
 def _check_public_form(drafter: DrafterConfig, reranker: RerankerConfig | None) -> None:
     """Raises unless the public layout, which has one place for what the two share, can say all of it."""
     if not drafter.qk_norm or drafter.attention_bias:
-        raise NotImplementedError("The public drafter layout has query and key norms and no attention bias.")
+        raise NotImplementedError(
+            f"The public drafter layout has qk_norm=True and attention_bias=False; got {drafter.qk_norm} and "
+            f"{drafter.attention_bias}."
+        )
     if drafter.slot_convention != "same" or drafter.input_rows != drafter.num_slots + 1:
         raise NotImplementedError(
             f"The public DFlash layout drafts block_size - 1 slots from block_size rows; got {drafter.num_slots} slots "
