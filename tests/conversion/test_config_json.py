@@ -1,0 +1,363 @@
+"""config.json of others becomes our records, or a sentence that names what is wrong with it."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from lilicorr_jax import config
+from lilicorr_jax.config import RopeConfig
+from lilicorr_jax.conversion.config_json import (
+    drafter_from_json,
+    drafter_to_json,
+    generation_to_json,
+    target_from_json,
+    target_to_json,
+)
+from lilicorr_jax.models.layers import rotary_frequencies
+from tests.conftest import GOLDEN
+
+DFLASH = json.loads((GOLDEN / "dflash/tied/drafter/config.json").read_text())
+LILICORR = json.loads((GOLDEN / "lilicorr/config.json").read_text())
+TARGET = json.loads((GOLDEN / "dflash/tied/target/config.json").read_text())
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LLAMA = {  # SmolLM2-135M
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000, "rope_scaling": None,
+    "rope_interleaved": False, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "hidden_act": "silu",
+    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "eos_token_id": 2, "bos_token_id": 1,
+}  # fmt: skip
+QWEN2 = {  # Qwen2.5-0.5B
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
+    "max_position_embeddings": 32768, "max_window_layers": 21, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "use_sliding_window": False, "use_mrope": False, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "hidden_act": "silu", "eos_token_id": 151645,
+}  # fmt: skip
+
+
+def changed(base: dict, **changes) -> dict:
+    """A copy with keys set; `a__b` sets b inside a, `...` deletes."""
+    copy = json.loads(json.dumps(base))
+    for key, value in changes.items():
+        *outer, last = key.split("__")
+        place = copy
+        for part in outer:
+            place = place[part]
+        place.pop(last, None)
+        if value is not ...:
+            place[last] = value
+    return copy
+
+
+def test_a_qwen3_target_is_read_field_by_field():
+    ours = target_from_json(TARGET)
+    assert (ours.width, ours.num_heads, ours.num_kv_heads, ours.head_width) == (48, 4, 2, 16)
+    assert (ours.num_layers, ours.ffn_width, ours.vocab_size, ours.max_positions) == (6, 128, 199, 512)
+    assert (ours.norm_eps, ours.rope, ours.dtype) == (1e-6, RopeConfig(theta=1e6), "float32")
+    assert ours.qk_norm and ours.tie_embeddings and not ours.attention_bias
+    assert ours.eos_ids == (7,)
+
+
+def test_llama_and_qwen2_are_read_by_their_switches():
+    llama, qwen2 = target_from_json(LLAMA), target_from_json(QWEN2)
+    assert (llama.qk_norm, llama.attention_bias, llama.head_width, llama.rope.theta) == (False, False, 64, 1e5)
+    assert (qwen2.qk_norm, qwen2.attention_bias, qwen2.head_width, qwen2.dtype) == (False, True, 64, "bfloat16")
+
+
+@pytest.mark.parametrize("base", [TARGET, LLAMA, QWEN2], ids=lambda base: base["model_type"])
+def test_targets_survive_a_round_trip(base):
+    ours = target_from_json(base)
+    written = target_to_json(ours)
+    assert written["architectures"] == base["architectures"] and written["model_type"] == base["model_type"]
+    assert target_from_json(written, generation_to_json(ours)) == ours
+
+
+@pytest.mark.parametrize("preset", config.PRESETS)
+def test_presets_survive_a_round_trip(preset):
+    ours = config.PRESETS[preset]()
+    assert target_from_json(target_to_json(ours.target), generation_to_json(ours.target)) == ours.target
+    reranker = dataclasses.replace(ours.reranker, init="normal")  # the public layout has no word for it
+    written = json.loads(json.dumps(drafter_to_json(ours.drafter, reranker)))
+    assert drafter_from_json(written) == (ours.drafter, reranker)
+    assert drafter_from_json(drafter_to_json(ours.drafter)) == (ours.drafter, None)
+
+
+def test_transformers_reads_what_we_write():
+    transformers = pytest.importorskip("transformers")
+    preset = config.qwen3_8b()
+    rope = RopeConfig(theta=5e5, yarn_factor=4.0, yarn_original_positions=32768, yarn_attention_factor=1.25)
+    for written in (target_to_json(preset.target), drafter_to_json(preset.drafter, preset.reranker)):
+        theirs = transformers.Qwen3Config(**written)
+        assert theirs.rope_parameters == {"rope_theta": 1e6, "rope_type": "default"}
+        assert (theirs.hidden_size, theirs.head_dim, theirs.num_key_value_heads) == (4096, 128, 8)
+        assert theirs.rms_norm_eps == 1e-6 and set(theirs.layer_types) == {"full_attention"}
+    theirs = transformers.Qwen3Config(**target_to_json(dataclasses.replace(preset.target, rope=rope)))
+    assert theirs.rope_parameters["factor"] == 4.0 and theirs.rope_parameters["attention_factor"] == 1.25
+    assert theirs.rope_parameters["rope_theta"] == 5e5
+
+
+@pytest.mark.parametrize(
+    "generation, ids",
+    [
+        ({"eos_token_id": [7, 9]}, (7, 9)),
+        ({"eos_token_id": 9}, (9,)),
+        ({"eos_token_id": None}, (7,)),
+        ({}, (7,)),
+        (None, (7,)),
+    ],
+)
+def test_end_ids_of_the_generation_config_go_first(generation, ids):
+    assert target_from_json(TARGET, generation).eos_ids == ids
+
+
+def test_every_end_id_is_written():
+    ours = dataclasses.replace(config.demo().target, eos_ids=(2, 0))
+    assert generation_to_json(ours) == {"eos_token_id": [2, 0]}
+    assert target_from_json(changed(TARGET, eos_token_id=[7, 9])).eos_ids == (7, 9)
+
+
+OLD = {"rope_theta": 1e6, "rope_scaling": YARN}
+NEW = {"rope_theta": ..., "rope_scaling": ..., "rope_parameters": {**YARN, "rope_theta": 1e6}}
+LEGACY = {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}}
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [OLD, NEW, LEGACY, OLD | {"rope_parameters": NEW["rope_parameters"]}, NEW | {"rope_theta": 1e6}],
+    ids=["old", "new", "legacy", "both", "new with an old theta"],
+)
+@pytest.mark.parametrize("base", [TARGET, DFLASH, LILICORR], ids=["target", "dflash", "lilicorr"])
+def test_yarn_is_read_in_every_spelling_and_written_in_both(base, spelling):
+    is_target = base is TARGET
+    record = (
+        target_from_json(changed(base, **spelling)) if is_target else drafter_from_json(changed(base, **spelling))[0]
+    )
+    want = RopeConfig(theta=1e6, yarn_factor=4.0, yarn_original_positions=32768)
+    assert record.rope == want
+    written = json.loads(json.dumps(target_to_json(record) if is_target else drafter_to_json(record)))
+    assert written["rope_scaling"]["factor"] == written["rope_parameters"]["factor"] == 4.0
+    again = target_from_json(written) if is_target else drafter_from_json(written)[0]
+    before, after = rotary_frequencies(record.rope, 128), rotary_frequencies(again.rope, 128)
+    np.testing.assert_array_equal(before[0], after[0])
+    assert before[1] == after[1]
+
+
+def test_an_odd_yarn_survives_bit_for_bit():
+    rope = RopeConfig(
+        theta=1e6 / 3, yarn_factor=10 / 3, yarn_original_positions=4096, yarn_beta_fast=31.7, yarn_beta_slow=1.1,
+        yarn_attention_factor=1 / 3,
+    )  # fmt: skip
+    ours = dataclasses.replace(config.tiny().target, rope=rope)
+    assert target_from_json(json.loads(json.dumps(target_to_json(ours)))).rope == rope
+
+
+@pytest.mark.parametrize(
+    "changes, value",
+    [
+        ({**OLD, "rope_parameters": {**YARN, "factor": 8.0, "rope_theta": 1e6}}, "8.0"),
+        ({"rope_theta": 1e6, "rope_scaling": None, "rope_parameters": {**YARN, "rope_theta": 1e6}}, "yarn_factor=4.0"),
+        ({"rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, "100000.0"),
+        ({"rope_theta": ...}, "rope_theta"),
+        ({"rope_theta": "1e6"}, "'1e6'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_scaling": {**YARN, "factor": 0.5}}, "0.5"),
+    ],
+)
+def test_rotary_settings_that_disagree_or_lack_something_are_refused(changes, value):
+    with pytest.raises(ValueError, match=re.escape(value)):
+        target_from_json(changed(TARGET, **changes))
+
+
+@pytest.mark.parametrize("key", ["block_size", "mask_token_id", "target_layer_ids"])
+def test_a_field_of_the_drafter_is_read_from_either_place(key):
+    value = DFLASH.get(key, DFLASH["dflash_config"].get(key))
+    want, _ = drafter_from_json(DFLASH)
+    nested = f"dflash_config__{key}"
+    for places in ({key: value, nested: ...}, {key: ..., nested: value}, {key: value, nested: value}):
+        assert drafter_from_json(changed(DFLASH, **places))[0] == want
+    other = [1, 2] if key == "target_layer_ids" else value - 1
+    with pytest.raises(ValueError, match=f"{key} is given twice.*{re.escape(str(other))}"):
+        drafter_from_json(changed(DFLASH, **{key: value, nested: other}))
+    with pytest.raises(ValueError, match=f"lacks {key}"):
+        drafter_from_json(changed(DFLASH, **{key: ..., nested: ...}))
+
+
+def test_a_block_of_six_rows_drafts_five_tokens():
+    drafter, reranker = drafter_from_json(LILICORR)
+    assert (drafter.input_rows, drafter.num_slots, drafter.verify_rows, reranker.num_slots) == (6, 5, 6, 5)
+    assert (drafter.target_layer_ids, drafter.mask_id, drafter.num_target_layers) == ((1, 2, 3, 4, 5), 96, 8)
+
+
+def test_the_reranker_is_read_key_by_key():
+    _, reranker = drafter_from_json(changed(LILICORR, dflash_config__lilicorr_mlp_ratio=1.5))
+    assert (reranker.num_candidates, reranker.width, reranker.num_layers, reranker.num_heads) == (4, 32, 2, 4)
+    assert (reranker.ffn_width, reranker.factor_width) == (48, 32)
+    assert (reranker.vector_floor, reranker.cosine_scale, reranker.norm_eps) == (1e-4, 8.0, 1e-6)
+    _, wide = drafter_from_json(changed(LILICORR, dflash_config__lilicorr_hidden_size=0))
+    assert wide.width == 64
+
+
+LILICORR_KEYS = [
+    key for key in LILICORR["dflash_config"] if key.startswith("lilicorr_") and not key.endswith("enabled")
+]
+
+
+@pytest.mark.parametrize("key", LILICORR_KEYS)
+def test_no_key_of_the_reranker_has_a_default(key):
+    with pytest.raises(ValueError, match=f"lacks {key}"):
+        drafter_from_json(changed(LILICORR, **{f"dflash_config__{key}": ...}))
+
+
+def test_all_absent_keys_are_named_at_once():
+    with pytest.raises(ValueError, match=", ".join(LILICORR_KEYS)):
+        drafter_from_json(changed(LILICORR, **{f"dflash_config__{key}": ... for key in LILICORR_KEYS}))
+    with pytest.raises(ValueError, match="hidden_size, num_attention_heads"):
+        target_from_json(changed(TARGET, hidden_size=..., num_attention_heads=...))
+
+
+def test_a_disabled_reranker_is_none():
+    assert drafter_from_json(changed(LILICORR, dflash_config__lilicorr_enabled=False))[1] is None
+    assert drafter_from_json(changed(DFLASH, dflash_config__lilicorr_enabled=False))[1] is None
+
+
+WRONG = [  # base, changes, what the sentence names
+    (DFLASH, {"mask_token_id": 199, "dflash_config__mask_token_id": ...}, "199"),
+    (DFLASH, {"dflash_config__mask_token_id": -1}, "-1"),
+    (DFLASH, {"dflash_config__target_layer_ids": [1, 5]}, "(1, 5)"),
+    (DFLASH, {"dflash_config__target_layer_ids": [1, "3"]}, "'3'"),
+    (DFLASH, {"block_size": 1}, "got 1"),
+    (DFLASH, {"block_size": 6.0}, "6.0"),
+    (DFLASH, {"block_size": True}, "True"),
+    (DFLASH, {"num_target_layers": ...}, "num_target_layers"),
+    (DFLASH, {"dflash_config": [1]}, "[1]"),
+    (DFLASH, {"architectures": ["LiLiCorrDraftModel"]}, "lilicorr_candidate_topk"),
+    (LILICORR, {"architectures": ["DFlashDraftModel"]}, "'DFlashDraftModel'"),
+    (DFLASH, {"dflash_config__lilicorr_enabled": True}, "'DFlashDraftModel'"),
+    (LILICORR, {"dflash_config__lilicorr_candidate_topk": 17}, "17"),
+    (LILICORR, {"dflash_config__lilicorr_candidate_topk": 0}, "got 0"),
+    (LILICORR, {"dflash_config__lilicorr_num_heads": 5}, "got 5"),
+    (LILICORR, {"dflash_config__lilicorr_vector_eps": 0.5}, "0.5"),
+    (LILICORR, {"dflash_config__lilicorr_logit_scale": 0}, "0.0"),
+    (LILICORR, {"dflash_config__lilicorr_mlp_ratio": "2"}, "'2'"),
+    (TARGET, {"num_hidden_layers": 10**9}, "1000000000"),
+    (TARGET, {"hidden_size": 2**40}, "1099511627776"),
+    (TARGET, {"num_key_value_heads": 3}, "3 and 4"),
+    (TARGET, {"num_key_value_heads": 0}, "got 0"),
+    (TARGET, {"head_dim": ...}, "head_dim"),
+    (TARGET, {"head_dim": 15}, "15"),
+    (TARGET, {"rms_norm_eps": 0}, "0.0"),
+    (TARGET, {"dtype": "float16"}, "float16"),
+    (TARGET, {"dtype": ...}, "none"),
+    (TARGET, {"torch_dtype": "bfloat16"}, "bfloat16 and float32"),
+    (TARGET, {"eos_token_id": 199}, "199"),
+    (TARGET, {"eos_token_id": "7"}, "'7'"),
+    (TARGET, {"tie_word_embeddings": "yes"}, "'yes'"),
+    (TARGET, {"model_type": ...}, "model_type"),
+]
+
+
+@pytest.mark.parametrize(
+    "base, changes, value", WRONG, ids=[f"{k}-{v}" for _, c, _ in WRONG for k, v in [*c.items()][:1]]
+)
+def test_a_wrong_value_is_refused_by_name(base, changes, value):
+    read = target_from_json if base is TARGET else drafter_from_json
+    with pytest.raises(ValueError, match=re.escape(value)):
+        read(changed(base, **changes))
+
+
+UNCOMPUTED = [
+    (TARGET, {"model_type": "qwen3_moe"}, "qwen3_moe"),
+    (TARGET, {"attention_bias": True}, "attention_bias"),
+    (TARGET, {"hidden_act": "gelu"}, "gelu"),
+    (TARGET, {"use_sliding_window": True}, "use_sliding_window"),
+    (TARGET, {"use_sliding_window": True, "sliding_window": 4096}, "4096"),
+    (TARGET, {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "sliding_attention"),
+    (TARGET, {"layer_types": ["full_attention"] * 5}, "layer_types"),
+    (TARGET, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3'"),
+    (TARGET, {"rope_scaling": {**YARN, "mscale": 0.7}}, "mscale"),
+    (TARGET, {"rope_scaling": {**YARN, "truncate": False}}, "truncate"),
+    (TARGET, {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+    (TARGET, {"final_logit_softcapping": 30.0}, "30.0"),
+    (TARGET, {"embedding_multiplier": 12.0}, "embedding_multiplier"),
+    (TARGET, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    (TARGET, {"attention_sink_bias": True}, "attention_sink_bias"),
+    (LLAMA, {"mlp_bias": True}, "mlp_bias"),
+    (LLAMA, {"attention_bias": True}, "attention_bias"),
+    (DFLASH, {"use_sliding_window": ..., "sliding_window": 16}, "'sliding_window': 16"),
+    (DFLASH, {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+    (DFLASH, {"architectures": ...}, "None"),
+    (DFLASH, {"model_type": "llama"}, "llama"),
+    (DFLASH, {"dflash_config__projector_type": "domino"}, "domino"),
+    (DFLASH, {"dflash_config__selector_rank": 256}, "selector_rank"),
+    (DFLASH, {"dflash_config__causal": True}, "causal"),
+    (DFLASH, {"draft_vocab_size": 32}, "32"),
+    (LILICORR, {"dflash_config__conv_kernel_size": 2, "dflash_config__conv_group_size": 16}, "conv_kernel_size"),
+    (LILICORR, {"lilicorr_num_layers": 2}, "lilicorr_num_layers"),
+    (LILICORR, {"has_own_lm_head": True}, "has_own_lm_head"),
+]
+
+
+@pytest.mark.parametrize("base, changes, value", UNCOMPUTED, ids=[f"{list(c)[0]}-{v}" for _, c, v in UNCOMPUTED])
+def test_a_setting_that_changes_the_mathematics_is_refused_by_name(base, changes, value):
+    read = target_from_json if base["model_type"] == "llama" or base is TARGET else drafter_from_json
+    with pytest.raises(NotImplementedError, match=re.escape(value)):
+        read(changed(base, **changes))
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"quantization_config": None},
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"attention_sink_bias": False},
+        {"draft_vocab_size": 199},
+        {"transformers_version": "9.9", "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}},
+        {"rope_scaling": ..., "rope_theta": ..., "rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 1.0}},
+    ],
+)
+def test_a_setting_without_effect_is_read_over(neutral):
+    assert drafter_from_json(changed(DFLASH, **neutral)) == drafter_from_json(DFLASH)
+
+
+def test_a_named_dtype_goes_before_the_files():
+    half = changed(TARGET, dtype="float16")
+    assert target_from_json(half, dtype="bfloat16").dtype == "bfloat16"
+    assert drafter_from_json(LILICORR, dtype="bfloat16")[1].dtype == "bfloat16"
+
+
+def test_the_written_lilicorr_config_has_the_public_keys():
+    written = drafter_to_json(*drafter_from_json(LILICORR))
+    assert written.keys() == LILICORR.keys() | {"rope_parameters"}
+    assert written["dflash_config"] == LILICORR["dflash_config"]
+    assert {key: written[key] for key in LILICORR} == LILICORR
+
+
+def test_the_ratio_written_gives_back_every_ffn_width():
+    _, reranker = drafter_from_json(LILICORR)
+    drafter, _ = drafter_from_json(LILICORR)
+    for width in (32, 24, 56, 1024):
+        for ffn_width in (1, 7, 49, 55, 111, 1000, 2047):
+            head = dataclasses.replace(reranker, width=width, ffn_width=ffn_width)
+            assert drafter_from_json(drafter_to_json(drafter, head))[1].ffn_width == ffn_width
+
+
+@pytest.mark.parametrize(
+    "field, value, kind",
+    [
+        ("num_slots", 4, NotImplementedError),
+        ("slot_convention", "next", NotImplementedError),
+        ("qk_norm", False, NotImplementedError),
+        ("norm_eps", 1e-5, ValueError),
+        ("dtype", "bfloat16", ValueError),
+        ("width", 32, ValueError),
+    ],
+)
+def test_what_the_public_layout_cannot_say_is_not_written(field, value, kind):
+    drafter, reranker = drafter_from_json(LILICORR)
+    with pytest.raises(kind, match=str(value)):
+        drafter_to_json(dataclasses.replace(drafter, **{field: value}), reranker)
