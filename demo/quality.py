@@ -1,5 +1,6 @@
 """How good replies are: do they end, do they loop, are they what the corpus's tables would say."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,26 @@ from serve.report import is_degenerate
 LONGEST_REPLY = 160  # tokens; the corpus stays below 115
 
 
+# What stands around the ordered items of a sort reply: opening, list marks, closing.
+SORT_FRAME = re.compile(
+    r"^(?:Here are the|Done\.|The \d).*\n|\n(?:The first is|From|That makes).*$|^\(?\d+[.)] |"
+    r"\b(?:First|then|and|at|the|end|finally|is|last|comes|we|take)\b",
+    re.MULTILINE,
+)
+
+
+def answer(category: str, reply: str) -> list[str]:
+    """What a reply says as words, without the wording that only a table decides; of a story, all of it."""
+    if category == "sort":
+        reply = SORT_FRAME.sub("", reply)
+    elif category == "code":
+        reply = reply.rpartition("\n")[2]
+    said = re.findall(r"\w+", reply.lower())
+    if category == "math":
+        return [word for word in said if word.isdigit()][-1:]
+    return [word for word in said if word != "is"] if category == "record" else said
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """Shares of the replies of one category.
@@ -23,6 +44,7 @@ class Quality:
         tokens: mean length, the end of turn counted.
         ended: the model ended them itself.
         degenerate: they repeat themselves (`serve.report.is_degenerate`).
+        right: they say the right thing, in whatever wording (`answer`).
         exact: they equal the noiseless reply of the corpus, character for character.
     """
 
@@ -31,12 +53,14 @@ class Quality:
     tokens: float
     ended: float
     degenerate: float
+    right: float
     exact: float
 
     def __str__(self) -> str:
         return (
             f"{self.category:7} {self.count:5} replies, {self.tokens:5.1f} tokens, ended {self.ended:7.2%}, "
-            f"degenerate {self.degenerate:6.2%}, exact {self.exact:6.1%}"
+            f"degenerate {self.degenerate:6.2%}, "
+            f"right {self.right:6.1%}, exact {self.exact:6.1%}"
         )
 
 
@@ -54,7 +78,8 @@ def assess(
     category: str, tokenizer: Tokenizer, target: Target, records: Sequence[Record], answers: Sequence[list[int]]
 ) -> Quality:
     """The quality of one category among replies already made, which must hold some of it."""
-    mine = [(record, answer) for record, answer in zip(records, answers, strict=True) if record.category == category]
+    mine = [(record, ids) for record, ids in zip(records, answers, strict=True) if record.category == category]
+    texts = [(record.reply, tokenizer.decode(ids)) for record, ids in mine]
 
     def share(claims) -> float:
         return sum(claims) / len(mine)
@@ -62,8 +87,9 @@ def assess(
     return Quality(
         category=category,
         count=len(mine),
-        tokens=share(len(answer) for _, answer in mine),
-        ended=share(answer[-1] in target.config.eos_ids for _, answer in mine),
-        degenerate=share(is_degenerate(answer) for _, answer in mine),
-        exact=share(tokenizer.decode(answer) == record.reply for record, answer in mine),
+        tokens=share(len(ids) for _, ids in mine),
+        ended=share(ids[-1] in target.config.eos_ids for _, ids in mine),
+        degenerate=share(is_degenerate(ids) for _, ids in mine),
+        right=share(answer(category, text) == answer(category, wanted) for wanted, text in texts),
+        exact=share(text == wanted for wanted, text in texts),
     )
