@@ -1,0 +1,257 @@
+"""A whole run: load, resume, step by step, save, export. Owns the run folder, signals and what stops a run.
+
+<output>/config.flags     every flag, as it was resolved
+<output>/checkpoints/     training state, latest few
+<output>/metrics.jsonl    one record for every line of progress
+<output>/export/          orbax/ and hf/, when the last step is made
+"""
+
+import json
+import math
+import signal
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lilicorr_jax.config import check_pair
+from lilicorr_jax.conversion.checkpoint import load_target
+from lilicorr_jax.flags import flags_from_record
+from lilicorr_jax.losses.terms import Terms, joint_loss, metrics
+from lilicorr_jax.sharding import make_mesh
+from train.checkpoint import Checkpoints
+from train.config import TrainConfig
+from train.data import Batch, Rows, batches, hold_out, in_order, read_token_file, trainable_examples
+from train.export import export
+from train.objective import Objective, Params
+from train.progress import Reporter
+from train.step import (
+    StepReport,
+    TrainState,
+    TrainStep,
+    abstract_state,
+    init_state,
+    learning_rate,
+    make_optimizer,
+    make_train_step,
+    place,
+)
+
+CONFIG, CHECKPOINTS, METRICS, NON_FINITE = "config.flags", "checkpoints", "metrics.jsonl", "nonfinite.json"
+RERANKER_METRICS = ("rerank_loss", "distractor_loss", "margin_loss", "selected_prefix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """All that a run is made of but its state."""
+
+    config: TrainConfig
+    objective: Objective
+    target_params: Params
+    rows: Rows
+    held_out: Rows
+    num_examples: int
+    num_steps: int
+    identity: dict[str, Any]
+
+    @property
+    def output(self) -> Path:
+        return Path(self.config.output)
+
+
+def prepare(config: TrainConfig) -> Run:
+    """Loads target and data and checks that they and the preset's models belong together; writes nothing."""
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    target, target_params = load_target(config.target, mesh=mesh)
+    drafter, reranker = config.models()
+    check_pair(target, drafter, reranker)
+    file = read_token_file(config.data, target.vocab_size)
+    usable = trainable_examples(file, config.sequence_length)
+    train_ids, held_ids = hold_out(usable, config.eval_rows)
+    objective = Objective(
+        target=target,
+        drafter=drafter,
+        reranker=reranker,
+        weights=config.objective,
+        mesh=mesh,
+        anchors=config.anchors,
+        seed=config.seed,
+        vocabulary_chunk=config.vocabulary_chunk,
+        anchor_chunk=config.anchor_chunk,
+    )
+    return Run(
+        config=config,
+        objective=objective,
+        target_params=target_params,
+        rows=Rows(file, train_ids, config.sequence_length),
+        held_out=Rows(file, held_ids, config.sequence_length),
+        num_examples=len(file),
+        num_steps=config.num_steps(len(train_ids)),
+        identity={"config": config.fixed(), "data": file.fingerprint(), "target": fingerprint(target_params)},
+    )
+
+
+def fingerprint(target_params: Params) -> int:
+    """A checksum of the target's last norm and of a few embedding rows: another target has another one."""
+    parts = (target_params["final_norm"]["weight"], target_params["embed"]["embedding"][:64])
+    return zlib.crc32(b"".join(np.asarray(part).tobytes() for part in parts))
+
+
+def train(config: TrainConfig) -> int:
+    """Trains, or goes on training, and exports; returns the exit code.
+
+    Raises:
+        ValueError: the inputs do not fit each other, the run folder belongs to another run, or the loss is not finite.
+    """
+    run = prepare(config)
+    optimizer = make_optimizer(config, run.num_steps)
+    state = init_state(config, optimizer, run.objective.mesh)
+    with Checkpoints(run.output / CHECKPOINTS, config.checkpoints_kept, run.identity) as checkpoints:
+        restored = checkpoints.restore_latest(abstract_state(state))
+        state = state if restored is None else restored
+        (run.output / CONFIG).write_text("\n".join(flags_from_record(config)) + "\n", encoding="utf-8")
+        start = int(state.step)
+        with Reporter(run.output / METRICS, start, run.num_steps) as reporter, stop_signal() as stopped:
+            reporter.say(opening(run, start))
+            step = make_train_step(run.objective, optimizer, config.accumulation, state)
+            state = train_steps(run, step, state, checkpoints, reporter, stopped)
+            if int(state.step) < run.num_steps:
+                reporter.say(f"Stopped by a signal after step {int(state.step)}; the same command goes on from there.")
+                return 128 + stopped[0]
+            folder = export(run.output, config, state.params)
+            reporter.say(f"Trained {run.num_steps} steps; exported to {folder}.")
+    return 0
+
+
+def opening(run: Run, start: int) -> str:
+    used, held = len(run.rows), len(run.held_out)
+    dropped = run.num_examples - used - held
+    line = f"{used} examples to train on, {held} held out, {dropped} dropped (fewer than two reply tokens in a row)"
+    return f"{line}; {'from step ' + str(start) if start else 'from the beginning'} to {run.num_steps}."
+
+
+@contextmanager
+def stop_signal() -> Iterator[list[int]]:
+    """While it lasts, SIGTERM and SIGINT are noted in the list instead of ending the process."""
+    received: list[int] = []
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in signals}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class ReportReader:
+    """Reads the report of each step one step late, so that the devices never wait for the host."""
+
+    def __init__(self, run: Run, reporter: Reporter):
+        self.run, self.reporter = run, reporter
+        self.unread: deque[tuple[int, Batch, StepReport]] = deque()
+        self.window: list[StepReport] = []
+        self.has_compiled = False
+
+    def add(self, step: int, batch: Batch, report: StepReport) -> None:
+        self.unread.append((step, batch, report))
+        if len(self.unread) > 1:
+            self._read()
+
+    def read_all(self) -> None:
+        while self.unread:
+            self._read()
+
+    def _read(self) -> None:
+        step, batch, report = self.unread.popleft()
+        report = jax.device_get(report)
+        refuse_non_finite(self.run.output, step, batch, report)
+        self.window.append(report)
+        self.reporter.advance(step, int(report.num_tokens))
+        if not self.has_compiled:
+            self.has_compiled = True
+            self.reporter.restart_clock()
+        if step % self.run.config.log_every == 0 or step == self.run.num_steps:
+            self.reporter.report(step, self._means(step))
+            self.window.clear()
+
+    def _means(self, step: int) -> dict[str, float]:
+        """Means over the window, each over all that it counted; the rates are those of its last step."""
+        config, num_steps = self.run.config, self.run.num_steps
+        values = term_values(sum((report.terms for report in self.window), Terms.zero()), config)
+        values["gradient_norm"] = sum(float(report.gradient_norm) for report in self.window) / len(self.window)
+        for group in trained_groups(config):
+            rate = learning_rate(getattr(config, f"{group}_learning_rate"), num_steps, config.warmup_share)
+            values[f"{group}_learning_rate"] = float(rate(step - 1))
+        return values
+
+
+def trained_groups(config: TrainConfig) -> tuple[str, ...]:
+    return ("drafter", "reranker") if config.method == "lilicorr" else ("drafter",)
+
+
+def term_values(terms: Terms, config: TrainConfig) -> dict[str, float]:
+    """The loss and its parts as numbers; without a reranker, nothing of it."""
+    values = {"loss": joint_loss(terms, config.objective)} | metrics(terms)
+    if config.method == "dflash":
+        values = {name: value for name, value in values.items() if name not in RERANKER_METRICS}
+    return {name: float(value) for name, value in values.items()}
+
+
+def refuse_non_finite(output: Path, step: int, batch: Batch, report: StepReport) -> None:
+    """Raises ValueError, and leaves the batch's example ids behind, unless loss and gradient are numbers."""
+    if math.isfinite(report.loss) and math.isfinite(report.gradient_norm):
+        return
+    numbers = {name: str(value) for name, value in vars(report.terms).items()}
+    record = {"step": step, "example_ids": np.asarray(batch.example_id).tolist(), "terms": numbers}
+    (output / NON_FINITE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    raise ValueError(
+        f"At step {step} the loss is {report.loss} and the gradient's norm {report.gradient_norm}; the examples of its "
+        f"batch are named in {output / NON_FINITE}, and no checkpoint was written since. Lower the learning rates, or "
+        "look at those examples."
+    )
+
+
+class HeldOut:
+    """The objective's terms on rows that are never trained on, always at the same anchors."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        rows = run.config.batch_rows // run.config.accumulation
+        self.batches = in_order(run.held_out, rows)
+        self.terms = jax.jit(run.objective)
+
+    def measure(self, params: Params) -> dict[str, float]:
+        mesh = self.run.objective.mesh
+        parts = (self.terms(params, self.run.target_params, place(rows, mesh), 0) for rows in self.batches)
+        return term_values(sum(parts, Terms.zero()), self.run.config)
+
+
+def train_steps(
+    run: Run, step: TrainStep, state: TrainState, checkpoints: Checkpoints, reporter: Reporter, stopped: list[int]
+) -> TrainState:
+    """Steps until the last one or a signal, with their reports, measurements and checkpoints."""
+    config = run.config
+    data = batches(run.rows, config.batch_rows, config.seed)
+    reader = ReportReader(run, reporter)
+    held_out = HeldOut(run) if config.eval_every else None
+    for number in range(int(state.step), run.num_steps):
+        batch = data[number]
+        state, report = step(state, run.target_params, place(batch, run.objective.mesh))
+        done = number + 1
+        reader.add(done, batch, report)
+        is_last = done == run.num_steps or bool(stopped)
+        if held_out and (is_last or done % config.eval_every == 0):
+            reader.read_all()
+            reporter.report_held_out(done, held_out.measure(state.params))
+        if is_last or done % config.checkpoint_every == 0:
+            reader.read_all()  # what is not finite is never saved
+            checkpoints.save(done, state)
+        if stopped:
+            break
+    return state

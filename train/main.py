@@ -1,0 +1,21 @@
+"""`python -m train.main`: flags, a record, one call."""
+
+import sys
+
+from lilicorr_jax.flags import run_main
+from train.config import TrainConfig
+from train.loop import train
+
+EXAMPLES = """
+python -m train.main --flagfile=train/flagfiles/demo.flags
+python -m train.main --flagfile=train/flagfiles/demo.flags --method=dflash --output=runs/demo-dflash
+python -m train.main --flagfile=train/flagfiles/qwen3_8b.flags --target=/models/Qwen3-8B --data=replies.npz
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_main(TrainConfig, train, program="train.main", examples=EXAMPLES, arguments=arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
