@@ -7,6 +7,7 @@ import math
 
 import flax.linen as nn
 import jax
+from flax.linen.spmd import logical_to_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -54,7 +55,7 @@ def parameter_shardings(boxed, mesh: Mesh):
 
     An axis that the mesh does not divide is replicated: small models run on any mesh.
     """
-    specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), LOGICAL_RULES)
+    specs = logical_to_mesh(nn.get_partition_spec(boxed), LOGICAL_RULES)
 
     def place(spec: PartitionSpec, leaf) -> NamedSharding:
         sizes = [1 if axis is None else mesh.shape[axis] for axis in spec]
