@@ -60,7 +60,7 @@ def test_distractor_cost_is_the_expected_gap(scores, target_logits):
 def test_hinge_is_zero_beyond_the_margin_and_linear_within_it():
     scores = jnp.array([[5.0, 2.9, 1.0], [1.0, 4.0, 2.5], [0.0, 1.0, 3.0]])
     rank = jnp.array([0, 1, 0])
-    np.testing.assert_allclose(margin_hinge(scores, rank, 2.0), [0.0, 0.5, 5.0], rtol=1e-6)
+    assert_close(margin_hinge(scores, rank, 2.0), np.array([0.0, 0.5, 5.0]))
 
 
 def test_a_single_candidate_has_no_rival_and_no_hinge():

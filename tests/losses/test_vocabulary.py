@@ -125,8 +125,7 @@ def test_bfloat16_keeps_the_gradient_where_the_drafter_is_nearly_right(rng):
         return jnp.sum(summary.log_partition - gold_logits)
 
     gradient = jax.grad(loss)(states.astype(jnp.float32))
-    error = np.linalg.norm(gradient - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-    assert error.max() < 0.01, error
+    assert_gradients_close(list(gradient), list(expected), "cancelling_gradient")  # slot by slot
 
 
 def test_chunks_of_any_size_give_each_row_its_own_result(rng):
