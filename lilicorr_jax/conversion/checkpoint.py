@@ -43,6 +43,8 @@ from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters
 
+TILE = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterCheckpoint:
@@ -133,13 +135,29 @@ def _place(view: np.ndarray, leaf: jax.ShapeDtypeStruct, dtype: Dtype) -> jax.Ar
 
     @functools.cache  # devices that hold the same piece share the copy
     def piece(index):
-        return np.array(view[index], dtype=jnp.dtype(dtype), order="C")
+        return _copied(view[index], jnp.dtype(dtype))
 
     if leaf.sharding is None:
         array = jax.device_put(piece(...), may_alias=False)
     else:
         array = jax.make_array_from_callback(leaf.shape, leaf.sharding, piece)
     return jax.block_until_ready(array)
+
+
+def _copied(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A contiguous copy. Transposed matrices go tile by tile, since copied by rows they miss the cache all the time."""
+    bits = np.dtype(f"u{dtype.itemsize}")
+    if view.dtype == dtype != bits:  # NumPy moves whole numbers fastest, and bfloat16 slowly
+        return _copied(view.view(bits), bits).view(dtype)
+    copy = np.empty(view.shape, dtype)
+    if view.flags.c_contiguous or view.ndim != 2:
+        copy[...] = view
+        return copy
+    for row in range(0, view.shape[0], TILE):
+        for column in range(0, view.shape[1], TILE):
+            tile = np.s_[row : row + TILE, column : column + TILE]
+            copy[tile] = view[tile]
+    return copy
 
 
 def _write(folder: Path, rules: tuple[Rule, ...], abstract: Mapping, params: Mapping, dtype: Dtype) -> None:
@@ -151,9 +169,7 @@ def _write(folder: Path, rules: tuple[Rule, ...], abstract: Mapping, params: Map
     )
 
     def stored(rule: Rule) -> np.ndarray:
-        return np.ascontiguousarray(
-            rule.layout.write(np.asarray(jax.device_get(found[rule.path])).astype(jnp.dtype(dtype)))
-        )
+        return _copied(rule.layout.write(np.asarray(jax.device_get(found[rule.path]))), jnp.dtype(dtype))
 
     write_file(folder / SINGLE_FILE, {rule.name: stored(rule) for rule in rules})
 

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import transformers
 
 from lilicorr_jax import config
 from lilicorr_jax.config import RopeConfig
@@ -88,7 +89,6 @@ def test_presets_survive_a_round_trip(preset):
 
 
 def test_transformers_reads_what_we_write():
-    transformers = pytest.importorskip("transformers")
     preset = config.qwen3_8b()
     rope = RopeConfig(theta=5e5, yarn_factor=4.0, yarn_original_positions=32768, yarn_attention_factor=1.25)
     for written in (target_to_json(preset.target), drafter_to_json(preset.drafter, preset.reranker)):
