@@ -14,7 +14,9 @@ from lilicorr_jax.config import TargetConfig
 from lilicorr_jax.decoding.noise import Purpose, uniform
 from lilicorr_jax.decoding.verify import target_distribution
 from lilicorr_jax.models.target import Target
+from serve.report import TEXT_GAP
 
+BFLOAT16_BITS = 8  # of the significand
 WIDTH = 128  # texts are padded to a multiple of it, so that few shapes are compiled
 
 
@@ -46,6 +48,15 @@ def choice_gap(
     probs = target_distribution(jnp.asarray(logits, jnp.float32)[None, None], *ask, "filtered")[0, 0]
     number = uniform(jnp.array([seed], jnp.uint32), jnp.array([[len(text)]], jnp.int32), Purpose.TARGET)
     return max(missed_by(np.asarray(probs, np.float64), token, float(number[0, 0])) for token in ids)
+
+
+def tolerance(config: TargetConfig, params: dict, text: tuple[int, ...], temperature: float) -> float:
+    """Gaps below it are rounding's work: `TEXT_GAP` in float32, in bfloat16 one step at the largest logit."""
+    if config.dtype != "bfloat16":
+        return TEXT_GAP
+    largest = np.abs(next_logits(config, params, text)).max()
+    step = 2.0 ** (np.floor(np.log2(largest)) + 1 - BFLOAT16_BITS)
+    return float(step / temperature if temperature > 0 else step)
 
 
 def missed_by(probs: np.ndarray, token: int, number: float) -> float:

@@ -268,16 +268,18 @@ class Difference:
         position: in the reply, from 0.
         ids: the token of the arm and of plain decoding; None where a reply has ended.
         gap: between the target's two best choices there; None while nobody has looked.
+        tolerance: gaps below it excuse the difference.
     """
 
     key: tuple[str, int, float, int]
     position: int
     ids: tuple[int | None, int | None]
     gap: float | None = None
+    tolerance: float = TEXT_GAP
 
     @property
     def is_excused(self) -> bool:
-        return self.gap is not None and None not in self.ids and self.gap < TEXT_GAP
+        return self.gap is not None and None not in self.ids and self.gap < self.tolerance
 
 
 def differences(requests: Sequence[Request], autoregressive: Sequence[Request]) -> tuple[Difference, ...]:

@@ -16,6 +16,18 @@ SHOWN_DIFFERENCES = 5
 EMPTY = "-"
 
 
+UNITS = {
+    "tau_interval": "tokens per block, with the bounds of its 95 % bootstrap interval over prompts",
+    "tau_seeds": "tokens per block, mean and sample deviation over seeds",
+    "tau_gain_over_argmax": "tokens per block, paired difference with its 95 % bootstrap interval over prompts",
+    "tau_category_mean": "tokens per block, unweighted mean over categories",
+    "ar_output_tps": "tokens per s of plain decoding",
+    "speedup": "output_tps / ar_output_tps",
+    "compared": "replies held against plain decoding's",
+    "identical": "replies with plain decoding's very ids",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """One way of decoding.
@@ -84,22 +96,20 @@ class Row:
         return extra | _plain(self.summary)
 
 
-def rows(
-    requests: Sequence[Request], arms: Sequence[Arm], measure_gap: Callable[[Difference], float | None]
-) -> list[Row]:
+def rows(requests: Sequence[Request], arms: Sequence[Arm], with_gap: Callable[[Difference], Difference]) -> list[Row]:
     """One row for each temperature and arm, in the order of `arms`.
 
     Args:
-        measure_gap: looks up how far apart the target's two best choices lie at a difference.
+        with_gap: looks up how far apart the target's two best choices lie at a difference.
     """
     found = []
     for temperature in sorted({request.temperature for request in requests}):
         of_arm = {arm.name: [r for r in requests if r.arm == arm.name and r.temperature == temperature] for arm in arms}
-        found += [_row(arm, temperature, of_arm, measure_gap) for arm in arms]
+        found += [_row(arm, temperature, of_arm, with_gap) for arm in arms]
     return found
 
 
-def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], measure_gap) -> Row:
+def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], with_gap) -> Row:
     ours, plain, base = of_arm[arm.name], of_arm.get("ar", []), of_arm.get("argmax", [])
     is_compared = bool(plain) and arm.name != "ar" and not (arm.draws_drafts and temperature > 0)
     differences = report.differences(ours, plain) if is_compared else ()
@@ -116,7 +126,7 @@ def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], measure
         plain_tps=report.summarize(plain, 0).output_tps,
         speedup=report.speedup(ours, plain) if plain else None,
         num_compared=len(report.paired(ours, plain)[0]) if is_compared else 0,
-        differences=tuple(dataclasses.replace(d, gap=measure_gap(d)) for d in differences),
+        differences=tuple(map(with_gap, differences)),
         categories={name: report.summarize(group, arm.num_slots) for name, group in report.by_category(ours).items()},
     )
 

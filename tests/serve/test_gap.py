@@ -52,3 +52,14 @@ def test_sampled_gaps_are_in_cumulative_probability_at_the_token_s_own_position(
         number = float(uniform(jnp.array([seed], jnp.uint32), jnp.array([[3]], jnp.int32), Purpose.TARGET)[0, 0])
         found = gap.choice_gap(*model, (4, 4, 4), (0, 1), temperature=2.0, top_k=2, seed=seed)
         assert found == pytest.approx(abs(number - 0.3), abs=1e-6)
+
+
+def test_bfloat16_excuses_one_step_at_the_largest_logit(model, monkeypatch):
+    """Logits in [4, 8) have steps of 2^-5: 8 bits of significand from 4 on."""
+    config, params = model
+    monkeypatch.setattr(gap, "next_logits", lambda *_: np.array([1.0, -7.0, 3.5]))
+    half = dataclasses.replace(config, dtype="bfloat16")
+    assert float(jnp.bfloat16(4 + 2**-5)) == 4 + 2**-5 and float(jnp.bfloat16(4 + 2**-7)) == 4
+    assert gap.tolerance(half, params, (1,), 0.0) == 2**-5
+    assert gap.tolerance(half, params, (1,), 0.5) == 2**-4
+    assert gap.tolerance(config, params, (1,), 0.0) == 1e-4

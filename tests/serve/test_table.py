@@ -94,7 +94,7 @@ def test_a_difference_is_counted_measured_and_printed():
     requests = a_run()
     requests[2] = dataclasses.replace(requests[2], token_ids=(0, 1, 9, 3, 4, 5, 6, 7))
     for gap, identical, word in ((3e-5, "1/2 (1 excused)", "Excused"), (0.5, "1/2", "DIFFERENT")):
-        found = table.rows(requests, [AR, GREEDY], lambda difference, gap=gap: gap)
+        found = table.rows(requests, [AR, GREEDY], lambda difference, gap=gap: dataclasses.replace(difference, gap=gap))
         text = table.render(found)
         assert cells(text, "  ")["LiLiCorr (greedy walk)"]["identical"] == identical
         (line,) = [line for line in text.splitlines() if line.startswith(word)]
