@@ -51,7 +51,10 @@ def rotary_frequencies(config: RopeConfig, head_width: int) -> tuple[Float[Array
 def rotary(config: RopeConfig, head_width: int, positions: Int[Array, "*batch Q"]) -> Rotary:
     """Cosine and sine tables of absolute positions (from 0)."""
     frequencies, scale = rotary_frequencies(config, head_width)
-    angles = jnp.einsum("...q,h->...qh", positions.astype(jnp.float32), frequencies)
+    # A product, not an outer einsum: a dot may be rounded to TF32 on a GPU, which spoils angles at long positions.
+    angles = positions.astype(jnp.float32)[..., None] * jnp.broadcast_to(
+        frequencies, (*positions.shape, head_width // 2)
+    )
     return Rotary(cos=jnp.cos(angles) * scale, sin=jnp.sin(angles) * scale)
 
 
@@ -104,7 +107,7 @@ class RMSNorm(nn.Module):
         weight = self.param("weight", init, (x.shape[-1],), jnp.float32)
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        return jnp.einsum("...d,d->...d", x.astype(self.dtype), weight.astype(self.dtype))
+        return x.astype(self.dtype) * jnp.broadcast_to(weight.astype(self.dtype), x.shape)
 
 
 def linear(
