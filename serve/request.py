@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal
 
@@ -126,10 +126,13 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What became of a request; `token_ids` starts with the prefill's token, which belongs to no block."""
+    """What became of a request; `token_ids` starts with the prefill's token, which belongs to no block.
+
+    Replies are equal when they say the same, whenever they said it.
+    """
 
     id: str
     token_ids: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
     blocks: tuple[Block, ...]
-    times: Times
+    times: Times = field(compare=False)

@@ -1,0 +1,72 @@
+"""Tiny random models whose drafter is often right, and the target's own text without any cache, the oracle of decoding.
+
+A random drafter never guesses one of 96 tokens. So these have a vocabulary of a handful, in which target and drafter
+agree by chance and blocks end in every way, and few layers, which compile fast.
+"""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lilicorr_jax.config import tiny
+from lilicorr_jax.models.dflash import Drafter, drafter_shapes
+from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
+from lilicorr_jax.models.target import Target
+from lilicorr_jax.sharding import init_parameters
+from serve.engine import Models, assemble
+
+VOCAB, SEED = 7, 0
+WIDTH = 160  # one compiled shape for the oracle
+
+
+@functools.cache
+def tiny_models() -> Models:
+    """Every method of one random pair; `dataclasses.replace` chooses another."""
+    target = replace(tiny().target, vocab_size=VOCAB, num_layers=3, init_std=0.3)
+    drafter = replace(
+        tiny().drafter, vocab_size=VOCAB, mask_id=VOCAB - 1, num_target_layers=3, target_layer_ids=(0, 1), init_std=0.3
+    )
+    reranker = replace(tiny().reranker, init_std=0.3)
+    keys = jax.random.split(jax.random.key(SEED), 3)
+    params = {
+        "target": init_parameters(Target(target), keys[0], jnp.zeros((1, 1), jnp.int32)),
+        "drafter": init_parameters(Drafter(drafter), keys[1], *zeros(drafter_shapes(drafter)), method="from_features"),
+        "reranker": init_parameters(Reranker(reranker), keys[2], *zeros(reranker_shapes(reranker))),
+    }
+    return assemble(target, params, drafter=drafter, reranker=reranker, method="dflash")
+
+
+def zeros(shapes):
+    """Arrays of these shapes."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random ids of the vocabulary."""
+    return tuple(np.random.default_rng([seed, length]).integers(0, VOCAB, length).tolist())
+
+
+@functools.cache
+def plain_text(prompt_ids: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    """The target's greedy text: the whole of it run anew for every token, no cache, no block, no engine."""
+    text = list(prompt_ids)
+    for _ in range(num_tokens):
+        text.append(int(np.argmax(next_logits(text))))
+    return tuple(text[len(prompt_ids) :])
+
+
+def next_logits(text) -> np.ndarray:
+    """Logits behind a text."""
+    padded = np.zeros((1, WIDTH), np.int32)
+    padded[0, : len(text)] = text
+    return np.asarray(_logits(padded)[0, len(text) - 1])
+
+
+@jax.jit
+def _logits(token_ids):
+    models = tiny_models()
+    tree, model = {"params": models.params["target"]}, Target(models.target)
+    return model.apply(tree, model.apply(tree, token_ids).hidden, method="unembed")
