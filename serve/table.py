@@ -57,6 +57,7 @@ class Row:
         num_compared: replies held against plain decoding's; 0 where they need not be equal.
         differences: the first difference of each reply that was not.
         categories: summaries by category.
+        thin: categories of fewer than FEWEST_PROMPTS prompts.
     """
 
     arm: Arm
@@ -70,6 +71,7 @@ class Row:
     num_compared: int
     differences: tuple[Difference, ...]
     categories: dict[str, Summary]
+    thin: tuple[str, ...]
 
     @property
     def unexcused(self) -> tuple[Difference, ...]:
@@ -116,6 +118,7 @@ def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], with_ga
     seeds = sorted({request.seed for request in ours})
     taus = [report.tau([r for r in ours if r.seed == seed]) for seed in seeds]
     has_seeds = len(seeds) > 1 and None not in taus
+    groups = report.by_category(ours)
     return Row(
         arm=arm,
         temperature=temperature,
@@ -127,7 +130,8 @@ def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], with_ga
         speedup=report.speedup(ours, plain) if plain else None,
         num_compared=len(report.paired(ours, plain)[0]) if is_compared else 0,
         differences=tuple(map(with_gap, differences)),
-        categories={name: report.summarize(group, arm.num_slots) for name, group in report.by_category(ours).items()},
+        categories={name: report.summarize(group, arm.num_slots) for name, group in groups.items()},
+        thin=tuple(name for name, group in groups.items() if len({request.id for request in group}) < FEWEST_PROMPTS),
     )
 
 
@@ -232,9 +236,8 @@ def warnings(found: Sequence[Row]) -> list[str]:
             notes.append(f"{'Excused' if difference.is_excused else 'DIFFERENT'} ({where}): {_story(difference)}")
         if hidden := row.differences[SHOWN_DIFFERENCES:]:
             notes.append(f"({where}): {len(hidden)} more replies differ; requests.jsonl and summary.json have all.")
-    first = found[0].categories
-    if thin := [name for name, summary in first.items() if summary.requests < FEWEST_PROMPTS]:
-        notes.append(f"Fewer than {FEWEST_PROMPTS} replies stand behind {', '.join(thin)}: read no row of them alone.")
+    if thin := found[0].thin:
+        notes.append(f"Fewer than {FEWEST_PROMPTS} prompts stand behind {', '.join(thin)}: read no row of them alone.")
     if all(row.plain_tps is None for row in found):
         notes.append("No speed-up and no comparison of texts without plain decoding in the same run: add ar to --arms.")
     return notes

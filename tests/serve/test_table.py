@@ -127,14 +127,16 @@ def test_failed_requests_and_thin_categories_are_named():
     requests = [r for r in a_run() if (r.arm, r.id) != ("greedy", "1")] + [failed]
     text = table.render(table.rows(requests, [AR, GREEDY], never))
     assert "FAILED (LiLiCorr (greedy walk), T = 0): 1 requests" in text
-    assert "Fewer than 5 replies stand behind code, story" in text
+    assert "Fewer than 5 prompts stand behind code, story" in text
 
 
 def test_seeds_give_a_mean_and_a_sample_deviation():
     requests = []
     for seed, emitted in ((42, [4, 4]), (43, [2, 2]), (44, [3, 3])):
         requests.append(a_request("greedy", "a", emitted, seed=seed, temperature=1.0))
+    requests += [dataclasses.replace(r, id=name, category="story") for r in requests for name in "bcdef"]
     (row,) = table.rows(requests, [GREEDY], never)
+    assert row.thin == ("code",)  # one prompt under three seeds; the other category has five
     assert row.tau_seeds == (3, 1) and row.summary.tau == 3
     assert cells(table.render([row]), "acceptance")["LiLiCorr (greedy walk)"]["seeds"] == "3.000 ± 1.000"
 
