@@ -6,6 +6,7 @@ after the other), `offsets` [N + 1] (where each example begins; the last entry i
 is learned. The only file that imports grain.
 """
 
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +68,13 @@ def read_token_file(path: str | Path, vocab_size: int) -> TokenFile:
     if not Path(path).is_file():
         raise FileNotFoundError(f"No token file at {path}: give --data a .npz of the target's replies.")
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip archive, or not a whole one")
         with np.load(path, allow_pickle=False) as arrays:
             file = TokenFile(**{name: np.asarray(arrays[name]) for name in TokenFile.__dataclass_fields__})
     except KeyError as error:
         raise ValueError(f"{path} is no token file: {error.args[0]}; see train/data.py for what it holds.") from None
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} can't be read as an .npz of plain arrays: {error}.") from None
     _check(file, path, vocab_size)
     return file
