@@ -5,19 +5,20 @@ import random
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lilicorr_jax.config import tiny
-from lilicorr_jax.conversion.checkpoint import DrafterCheckpoint, save_drafter, save_target
+from lilicorr_jax.conversion.checkpoint import (
+    DrafterCheckpoint,
+    abstract_drafter,
+    abstract_target,
+    save_drafter,
+    save_target,
+)
 from lilicorr_jax.conversion.export import save_export
-from lilicorr_jax.models.dflash import Drafter, drafter_shapes
-from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
-from lilicorr_jax.models.target import Target
-from lilicorr_jax.sharding import init_parameters
-from tests.pairs import zeros
 
 END, USER, MASK = "<end>", "<user>", "<mask>"
 WORDS = (END, USER, "so", "it", "goes", "round", "and", "on", MASK)
@@ -25,18 +26,19 @@ CONTEXT = 80
 
 
 def random_pair():
-    """Few words, so that the drafter is often right by chance and texts often end (see `tests.pairs`)."""
-    shared = {"vocab_size": len(WORDS), "max_positions": CONTEXT, "init_std": 0.3}
+    """Few words, so that the drafter is often right by chance and texts often end. No program makes the weights."""
+    shared = {"vocab_size": len(WORDS), "max_positions": CONTEXT}
     target = replace(tiny().target, num_layers=2, eos_ids=(WORDS.index(END),), **shared)
     layers = {"num_layers": 1, "num_target_layers": 2, "target_layer_ids": (0,)}
     drafter = replace(tiny().drafter, mask_id=WORDS.index(MASK), **layers, **shared)
-    reranker = replace(tiny().reranker, num_layers=1, init_std=0.3)
-    keys = jax.random.split(jax.random.key(1), 3)
-    params = {
-        "drafter": init_parameters(Drafter(drafter), keys[1], *zeros(drafter_shapes(drafter)), method="from_features"),
-        "reranker": init_parameters(Reranker(reranker), keys[2], *zeros(reranker_shapes(reranker))),
-    }
-    weights = init_parameters(Target(target), keys[0], jnp.zeros((1, 1), jnp.int32))
+    reranker = replace(tiny().reranker, num_layers=1)
+    rng = np.random.default_rng(1)
+
+    def random(leaf):
+        centre, scale = (1.0, 0.1) if len(leaf.shape) == 1 else (0.0, 1.3 * leaf.shape[0] ** -0.5)
+        return rng.normal(centre, scale, leaf.shape).astype(leaf.dtype)
+
+    weights, params = jax.tree.map(random, (abstract_target(target), abstract_drafter(drafter, reranker)))
     return target, weights, DrafterCheckpoint(drafter=drafter, reranker=reranker, params=params)
 
 
