@@ -42,7 +42,7 @@ class PretrainConfig:
 
     output: str = setting(dataclasses.MISSING, "Folder for the model and its tokenizer.")
     checkpoints: str = setting("runs/demo_pretrain", "Folder for the checkpoints that a killed run goes on from.")
-    steps: int = setting(3000, "Optimizer steps of about 4,000 tokens.")
+    steps: int = setting(3600, "Optimizer steps of about 4,000 tokens.")
     seed: int = setting(0, "Seed of the corpus and of the initial weights.")
     learning_rate: float = setting(4e-3, "Peak rate, after 2 % warm-up; it falls to 0 as a cosine.")
     save_every: int = setting(200, "Steps between checkpoints.")
