@@ -72,7 +72,9 @@ def read_file(path: Path) -> File:
     if (magic := cursor.take(4)) != MAGIC or (version := cursor.scalar("<u4")) != VERSION:
         found = f"{magic!r}" if magic != MAGIC else f"version {version}"
         cursor.refuse(f"begins with {found}; GGUF files of version {VERSION} are read")
-    num_tensors, num_entries = (cursor.count(what, least) for what, least in (("tensors", 24), ("metadata", 13)))
+    num_tensors, num_entries = (
+        cursor.count(what, least) for what, least in (("tensors", 24), ("metadata entries", 13))
+    )
     metadata = cursor.table(num_entries, MAX_KEY_BYTES, _value)
     lines = cursor.table(num_tensors, MAX_NAME_BYTES, _tensor_line)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
