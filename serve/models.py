@@ -16,6 +16,7 @@ from lilicorr_jax.decoding.pair import Pair, drafter_calls, target_calls, unembe
 from lilicorr_jax.decoding.walk import WalkKind
 from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.target import Target
+from pallas_kernels.dispatch import Implementation
 
 Method = Literal["ar", "dflash", "lilicorr"]
 
@@ -28,6 +29,7 @@ class Models:
         params: trees `target`, `drafter` and `reranker` (folded), those that are there.
         method: plain decoding (ar), the drafter's likeliest token per slot (dflash), or a walk (lilicorr).
         walk: of lilicorr.
+        kernels: implementation of the GPU kernels, see `pallas_kernels.dispatch`.
     """
 
     target: TargetConfig
@@ -36,6 +38,7 @@ class Models:
     params: dict
     method: Method = "ar"
     walk: WalkKind = "greedy"
+    kernels: Implementation = "auto"
 
     def __post_init__(self):
         if self.method not in ("ar", "dflash", "lilicorr"):
@@ -63,7 +66,7 @@ class Models:
         if self.method == "dflash":
             proposer = propose.dflash(self.drafter, unembed)
         else:
-            proposer = propose.lilicorr(self.drafter, self.reranker, unembed, self.walk)
+            proposer = propose.lilicorr(self.drafter, self.reranker, unembed, self.walk, self.kernels)
         return Pair(
             target=target_calls(self.target, self.drafter.target_layer_ids),
             drafter=drafter_calls(self.target, self.drafter, proposer),

@@ -16,6 +16,7 @@ from lilicorr_jax.decoding.proposal import Proposal, SparseQ
 from lilicorr_jax.decoding.walk import WalkKind, walk
 from lilicorr_jax.models.fold import folded_vectors
 from lilicorr_jax.shapes import Array, Float, Int32
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.match_walk import match_scores
 
 Proposer = Callable[..., Proposal]
@@ -44,10 +45,17 @@ def dflash(config: DrafterConfig, unembed: Unembed) -> Proposer:
     return propose
 
 
-def lilicorr(config: DrafterConfig, reranker: RerankerConfig, unembed: Unembed, kind: WalkKind) -> Proposer:
+def lilicorr(
+    config: DrafterConfig,
+    reranker: RerankerConfig,
+    unembed: Unembed,
+    kind: WalkKind,
+    kernels: Implementation = "auto",
+) -> Proposer:
     """One path through the lattice of K candidates per slot (section 3.3); `params["reranker"]` is folded.
 
     Greedy (Eq. 8) and exact walks (Appendix E) are deterministic; a sampled walk has its q over the candidates.
+    `kernels` chooses the implementation of top-K and of the walk.
     """
 
     def propose(params, block_states, anchor_id, anchor_state, temperature, noise) -> Proposal:

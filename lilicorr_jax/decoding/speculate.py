@@ -3,6 +3,8 @@
 `(params, state) -> (state, BlockRecord)`: draft, propose, verify, commit, advance. Plain autoregressive decoding is the
 same block without a drafter (S = 0): whatever the drafts, the text must equal it.
 
+Each part runs under a named scope (`STAGES`), by which profiles and preflight tell them apart.
+
 A text's tokens are counted by where they sit: `length` tokens are cached, the anchor sits at position `length`, slot s
 at `length + s`, and row j of a verify pass speaks for position `length + 1 + j`.
 """
@@ -20,6 +22,9 @@ from lilicorr_jax.decoding.proposal import Proposal
 from lilicorr_jax.decoding.verify import Mode, Noise, Verdict, verify
 from lilicorr_jax.models.target import TargetPass
 from lilicorr_jax.shapes import Array, Float, Int32, UInt32
+
+STAGES = ("draft", "propose", "target", "verify", "commit", "advance")
+"""The named scopes of a block, in order."""
 
 NO_TOKEN = -1
 """Fills the unused ends of token and stop lists."""
@@ -110,21 +115,26 @@ def speculative_block(
     """
     proposal = _propose(pair, params, state, bucket)
     token_ids = jnp.concatenate([state.anchor_id[:, None], proposal.draft_ids], axis=1)  # [B, P]
-    judged = pair.target.run(params, token_ids, state.target_cache, state.length, bucket)
-    verdict = verify(
-        pair.target.unembed(params, judged.hidden),
-        proposal,
-        temperature=state.temperature,
-        top_k=state.top_k,
-        top_p=state.top_p,
-        noise=_verify_noise(state, pair.num_slots),
-        mode=mode,
-    )
-    record = _commit(state, proposal, verdict)
+    with jax.named_scope("target"):
+        judged = pair.target.run(params, token_ids, state.target_cache, state.length, bucket)
+        logits = pair.target.unembed(params, judged.hidden)
+    with jax.named_scope("verify"):
+        verdict = verify(
+            logits,
+            proposal,
+            temperature=state.temperature,
+            top_k=state.top_k,
+            top_p=state.top_p,
+            noise=_verify_noise(state, pair.num_slots),
+            mode=mode,
+        )
+    with jax.named_scope("commit"):
+        record = _commit(state, proposal, verdict)
     if trace:
         considered = Trace(proposal.draft_ids, proposal.candidate_ids, proposal.picks, verdict.target_choices)
         record = record.replace(trace=considered)
-    return _advance(pair, params, state, judged, record), record
+    with jax.named_scope("advance"):
+        return _advance(pair, params, state, judged, record), record
 
 
 def run_blocks(
@@ -167,9 +177,13 @@ def _propose(pair: Pair, params: dict, state: DecodeState, bucket: int | None) -
     if pair.drafter is None:
         nothing = jnp.zeros_like(state.anchor_id)
         return Proposal(draft_ids=nothing[:, None][:, :0], num_proposed=nothing)
-    block_states = pair.drafter.draft(params, state.anchor_id, state.draft_cache, state.length, bucket)
-    noise = token_noise(state, pair.num_slots, Purpose.DRAFT)
-    return pair.drafter.propose(params, block_states, state.anchor_id, state.anchor_feature, state.temperature, noise)
+    with jax.named_scope("draft"):
+        block_states = pair.drafter.draft(params, state.anchor_id, state.draft_cache, state.length, bucket)
+    with jax.named_scope("propose"):
+        noise = token_noise(state, pair.num_slots, Purpose.DRAFT)
+        return pair.drafter.propose(
+            params, block_states, state.anchor_id, state.anchor_feature, state.temperature, noise
+        )
 
 
 def finish_reason(
