@@ -1,6 +1,5 @@
 """The reference's greedy runs, token for token and block for block: a Qwen3 target with a trained DFlash drafter."""
 
-import functools
 import json
 from dataclasses import replace
 
@@ -21,7 +20,6 @@ def pair(request):
     runs = json.loads((folder / "spec_generate.json").read_text())["runs"]
     runs = [run for run in runs if not run["name"].startswith("quirk")]
 
-    @functools.cache
     def serve(block_size: int):
         if block_size == 1:
             chosen = replace(models, method="ar")
@@ -66,11 +64,7 @@ def test_every_run_gives_the_references_ids_and_acceptance_lengths(pair, block_s
         is_stopped = reply.token_ids[-1] in (run["stop_token_ids"] or ())
         assert reply.finish_reason == ("stop" if is_stopped else "length")
         assert all(block.proposed == block_size - 1 for block in reply.blocks)
-
-
-@pytest.mark.parametrize("pair", ["untied", "tied"], indirect=True)
-def test_the_runs_end_in_every_way_and_accept_every_number_of_drafts(pair):
-    served = pair(TRAINED)
-    assert {reply.finish_reason for _, reply in served} == {"stop", "length"}
-    assert {block.accepted for _, reply in served for block in reply.blocks} == set(range(TRAINED))
-    assert any(not reply.blocks for _, reply in served)  # the prefill's token may be the stop
+    if block_size == TRAINED:  # the runs end in every way and accept every number of drafts
+        assert {reply.finish_reason for _, reply in served} == {"stop", "length"}
+        assert {block.accepted for _, reply in served for block in reply.blocks} == set(range(TRAINED))
+        assert any(not reply.blocks for _, reply in served)  # the prefill's token may be the stop
