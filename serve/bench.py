@@ -234,7 +234,7 @@ def describe(name: ArmName, models: engine.Models) -> table.Arm:
         "exact": "LiLiCorr (exact walk)",
         "sampled": "LiLiCorr (sampled walk)",
     }
-    num_slots = 0 if name == "ar" else models.drafter.num_slots
+    num_slots = models.pair().num_slots
     return table.Arm(name=name, label=labels[name], num_slots=num_slots, draws_drafts=name == "sampled")
 
 

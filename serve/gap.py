@@ -44,8 +44,9 @@ def choice_gap(
     if temperature == 0:
         second, first = np.sort(logits)[-2:]
         return float(first - second)
-    ask = (jnp.array([value]) for value in (temperature, top_k, top_p))
-    probs = target_distribution(jnp.asarray(logits, jnp.float32)[None, None], *ask, "filtered")[0, 0]
+    rows = jnp.asarray(logits, jnp.float32)[None, None]  # [1, 1, V]
+    asked = jnp.array([temperature]), jnp.array([top_k]), jnp.array([top_p])
+    probs = target_distribution(rows, *asked, "filtered")[0, 0]
     number = uniform(jnp.array([seed], jnp.uint32), jnp.array([[len(text)]], jnp.int32), Purpose.TARGET)
     return max(missed_by(np.asarray(probs, np.float64), token, float(number[0, 0])) for token in ids)
 

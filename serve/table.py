@@ -91,11 +91,11 @@ class Row:
             "speedup": self.speedup,
             "compared": self.num_compared,
             "identical": self.num_compared - len(self.differences),
-            "differences": [_plain(d) | {"excused": d.is_excused} for d in self.differences],
+            "differences": [dataclasses.asdict(d) | {"excused": d.is_excused} for d in self.differences],
             "flagged_degenerate": self.summary.is_flagged,
             "categories": {name: _plain(summary) for name, summary in self.categories.items()},
         }
-        return extra | _plain(self.summary)
+        return extra | dataclasses.asdict(self.summary)
 
 
 def rows(requests: Sequence[Request], arms: Sequence[Arm], with_gap: Callable[[Difference], Difference]) -> list[Row]:
@@ -286,5 +286,5 @@ def _number(value: float | None, form: str) -> str:
     return EMPTY if value is None else f"{value:{form}}"
 
 
-def _plain(record):
+def _plain(record: Interval | Summary | None) -> dict | None:
     return None if record is None else dataclasses.asdict(record)
