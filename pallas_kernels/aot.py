@@ -4,6 +4,7 @@ Owns the descriptions, the compile call and the folder that the compiler dumps i
 in `pallas_kernels.program`. Nothing here runs on a GPU, so nothing is tuned on one: it shows structure, never speed.
 """
 
+import functools
 import importlib.metadata
 import os
 import tempfile
@@ -92,21 +93,25 @@ def described_devices(gpu: Gpu, hosts: int = 1, per_host: int = 1) -> Sequence[j
 def compile_for_gpu(lowered: jax.stages.Lowered) -> Program:
     """Machine code for the devices that the arguments of a lowered function are placed on, and what it is made of.
 
-    The arguments are `ShapeDtypeStruct`s with a sharding over `described_devices`; lowering must happen inside
-    `kernel_dumps` for the resources of Mosaic kernels to be known.
+    The arguments are `ShapeDtypeStruct`s with a sharding over `described_devices`.
     """
-    with tempfile.TemporaryDirectory() as folder, jax_config.enable_compilation_cache(False):
-        with kernel_dumps(Path(folder) / "kernels"):
-            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            compiled = lowered.compile(compiler_options=options)
-        return read_program(compiled, Path(folder))
+    kernels = Path(_kernel_folder().name)
+    with tempfile.TemporaryDirectory() as folder, jax_config.enable_compilation_cache(False), _dump_kernels(kernels):
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options)
+        return read_program(compiled, Path(folder), kernels)
+
+
+@functools.cache
+def _kernel_folder() -> tempfile.TemporaryDirectory:
+    """One for the life of the process: a Mosaic kernel that it has compiled before is not dumped again."""
+    return tempfile.TemporaryDirectory()
 
 
 @contextmanager
-def kernel_dumps(folder: Path) -> Iterator[None]:
+def _dump_kernels(folder: Path) -> Iterator[None]:
     """Has the compiler of Mosaic kernels write what each of them takes into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {"MOSAIC_GPU_DUMP_TO": str(folder)}
+    settings = {"MOSAIC_GPU_DUMP_TO": str(folder), "MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_RESOURCES": "1"}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -86,7 +86,7 @@ class Program:
         command_buffers: how many of them capture the launches.
         captured: launches inside a command buffer.
         flops, bytes_accessed: XLA's own count; custom calls count as nothing.
-        kernels: our own.
+        kernels: our own, all that this process has compiled.
     """
 
     text: str
@@ -117,7 +117,7 @@ class Program:
     def kernel_calls(self) -> Counter:
         """How often each of our kernels stands in the program, by name."""
         calls = [i for i in self.instructions if i.opcode == "custom-call" and KERNEL_TARGET in i.text]
-        return Counter(re.sub(r"[.\d]+$", "", call.name) for call in calls)
+        return Counter(call.scope.split("/")[-2] for call in calls)  # .../<name>/mpmd_map
 
     def largest(self, count: int) -> list[Instruction]:
         """The operations with the largest results, one for each scope and shape."""
@@ -203,21 +203,20 @@ def read_kernels(folder: Path) -> tuple[KernelResources, ...]:
 
 
 def _read_kernel(path: Path) -> Iterator[KernelResources]:
-    report = path.read_text()
-    shared = path.with_suffix(".resources.txt")
-    smem = re.search(r"smem\D+(\d+)", shared.read_text()) if shared.exists() else None
+    report, passes = path.read_text(), path.with_suffix(".mlir-passes.log")
+    shared = re.search(r"dynamic_shared_memory_size %c(\d+)", passes.read_text()) if passes.exists() else None
     for registers in re.findall(r"Used (\d+) registers", report):
         spills = re.findall(r"(\d+) bytes spill", report)
         yield KernelResources(
             name=re.sub(r"_\d+$", "", path.stem),
             registers=int(registers),
             spill_bytes=sum(map(int, spills)),
-            shared_bytes=int(smem[1]) if smem else 0,
+            shared_bytes=int(shared[1]) if shared else 0,
         )
 
 
-def read_program(compiled: jax.stages.Compiled, folder: Path) -> Program:
-    """A compiled program and the folder that its compiler dumped into, `kernels/` of it from Mosaic kernels."""
+def read_program(compiled: jax.stages.Compiled, folder: Path, kernels: Path) -> Program:
+    """A compiled program, the folder that its compiler dumped into, and that of the Mosaic kernels' compiler."""
     text = compiled.as_text() or ""
     instructions = read_instructions(text)
     sizes = compiled.memory_analysis()
@@ -240,5 +239,5 @@ def read_program(compiled: jax.stages.Compiled, folder: Path) -> Program:
         captured=len(re.findall(r"^ {4,}\d+: k", sequence, re.M)),
         flops=costs.get("flops", 0.0),
         bytes_accessed=costs.get("bytes accessed", 0.0),
-        kernels=read_kernels(folder / "kernels"),
+        kernels=read_kernels(kernels),
     )

@@ -37,9 +37,9 @@ python -m serve.preflight --target=qwen3_8b --concurrency=32 --kernels=reference
 """
 
 UNKNOWN = (
-    "An estimate of structure, never of speed. What only a GPU can tell: which matrix products its autotuner picks (here "
-    "every one is an untuned default), whether the driver captures each custom call into a command buffer, and how long "
-    "anything takes."
+    "An estimate of structure, never of speed. What only a GPU can tell: which matrix products its autotuner picks "
+    "(here every one is an untuned default), whether the driver captures each custom call into a command buffer, and "
+    "how long anything takes."
 )
 
 

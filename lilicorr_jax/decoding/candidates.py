@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from lilicorr_jax.shapes import Array, Float, Int32
+from pallas_kernels.dispatch import Implementation
 from pallas_kernels.topk_logprobs import topk_logprobs
 
 
@@ -18,12 +19,14 @@ class Candidates(NamedTuple):
     logprobs: Float[Array, "*batch S K"]  # float32, over the whole vocabulary
 
 
-def candidate_pool(logits: Float[Array, "*batch S V"], num_candidates: int) -> Candidates:
+def candidate_pool(
+    logits: Float[Array, "*batch S V"], num_candidates: int, kernels: Implementation = "auto"
+) -> Candidates:
     """Top-K of the raw logits: no temperature, no filter, so the pool does not depend on how the text is sampled.
 
     A row that contains NaN has NaN log-probabilities throughout (`topk_logprobs`).
     """
-    top = topk_logprobs(logits.reshape(-1, logits.shape[-1]), num_candidates)
+    top = topk_logprobs(logits.reshape(-1, logits.shape[-1]), num_candidates, implementation=kernels)
     shape = (*logits.shape[:-1], num_candidates)
     return Candidates(ids=top.ids.reshape(shape), logprobs=top.logprobs.reshape(shape))
 

@@ -8,16 +8,17 @@ its rows of the block and calls `unembed` itself.
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.config import DrafterConfig, RerankerConfig
 from lilicorr_jax.decoding.candidates import candidate_pool
 from lilicorr_jax.decoding.proposal import Proposal, SparseQ
-from lilicorr_jax.decoding.walk import WalkKind, walk
-from lilicorr_jax.models.fold import folded_vectors
+from lilicorr_jax.decoding.walk import WalkKind
+from lilicorr_jax.models.fold import folded_factors
 from lilicorr_jax.shapes import Array, Float, Int32
 from pallas_kernels.dispatch import Implementation
-from pallas_kernels.match_walk import match_scores
+from pallas_kernels.match_walk import match_walk
 
 Proposer = Callable[..., Proposal]
 Unembed = Callable[[dict, Array], Array]
@@ -60,14 +61,26 @@ def lilicorr(
 
     def propose(params, block_states, anchor_id, anchor_state, temperature, noise) -> Proposal:
         states = slot_states(config, block_states)
-        candidates = candidate_pool(unembed(params, states), reranker.num_candidates)
+        logits = unembed(params, states)
+        with jax.named_scope("candidates"):
+            candidates = candidate_pool(logits, reranker.num_candidates, kernels)
         has_anchor_state = jnp.ones(anchor_id.shape, bool)  # a prompt has a token before the anchor
-        vectors = folded_vectors(
-            reranker, params["reranker"], candidates.ids, states, candidates.logprobs, anchor_state, has_anchor_state
-        )
-        scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, reranker.cosine_scale)
+        with jax.named_scope("rerank"):
+            factors = folded_factors(
+                reranker,
+                params["reranker"],
+                candidates.ids,
+                states,
+                candidates.logprobs,
+                anchor_state,
+                has_anchor_state,
+            )
         draws = dict(temperature=temperature, uniforms=noise) if kind == "sampled" else {}
-        picks, q = walk(scores, kind, **draws)
+        with jax.named_scope("walk"):
+            picks, q, _ = match_walk(
+                *factors, cosine_scale=reranker.cosine_scale, floor=reranker.vector_floor, kind=kind,
+                implementation=kernels, **draws,
+            )  # fmt: skip
         draft_ids = jnp.take_along_axis(candidates.ids, picks[..., None], axis=-1)[..., 0]  # [B, S]
         return Proposal(
             draft_ids=draft_ids,

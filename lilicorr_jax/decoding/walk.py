@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from lilicorr_jax.shapes import Array, Float, Int32
 from pallas_kernels.match_walk import Scores, exact_walk, greedy_walk, sampled_walk
+from pallas_kernels.match_walk.reference import check_draws
 
 WalkKind = Literal["greedy", "exact", "sampled"]
 
@@ -31,14 +32,7 @@ def walk(
         scores: matching scores, times the cosine scale.
         temperature, uniforms: what a sampled walk draws with, see `sampled_walk`; the other two take neither.
     """
-    draws = temperature is not None and uniforms is not None
+    check_draws(kind, temperature, uniforms)
     if kind == "sampled":
-        if not draws:
-            raise ValueError("A sampled walk needs temperature and uniforms; got None for at least one of them.")
         return Walk(*sampled_walk(scores, temperature, uniforms))
-    rules = {"greedy": greedy_walk, "exact": exact_walk}
-    if kind not in rules:
-        raise ValueError(f"Unknown walk {kind!r}; choose 'greedy', 'exact' or 'sampled'.")
-    if temperature is not None or uniforms is not None:
-        raise ValueError(f"A {kind} walk draws nothing; leave out temperature and uniforms, or ask for 'sampled'.")
-    return Walk(picks=rules[kind](scores), q=None)
+    return Walk(picks={"greedy": greedy_walk, "exact": exact_walk}[kind](scores), q=None)

@@ -5,12 +5,14 @@ layer's kernel is split so that the anchor's part acts once per block, and the o
 The network itself stays in `models.lilicorr`, whose methods are composed here.
 """
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
 from lilicorr_jax.config import RerankerConfig
-from lilicorr_jax.models.lilicorr import Fusion, Reranker, Vectors, fuse, split_fusion
+from lilicorr_jax.models.lilicorr import Fusion, Reranker, Vectors, fuse, split_fusion, unit
 from lilicorr_jax.shapes import Array, Bool, Float, Int
 
 REPLACED = ("token_proj", "factor_input_proj", "out_head", "in_head")
@@ -58,7 +60,20 @@ def fold_for_serving(config: RerankerConfig, params: dict, embedding: Float[Arra
     )
 
 
-def folded_vectors(
+class Factors(NamedTuple):
+    """What `Vectors` has, before the division by the norms."""
+
+    anchor_out: Float[Array, "*batch E"]
+    out: Float[Array, "*batch S K E"]
+    in_: Float[Array, "*batch S K E"]
+
+
+def folded_vectors(config: RerankerConfig, *arguments) -> Vectors:
+    """`Reranker` from candidate ids instead of embeddings, within 1e-5 in float32; arguments as of `folded_factors`."""
+    return Vectors(*(unit(x, config.vector_floor) for x in folded_factors(config, *arguments)))
+
+
+def folded_factors(
     config: RerankerConfig,
     folded: FoldedReranker,
     candidate_ids: Int[Array, "*batch S K"],
@@ -66,8 +81,8 @@ def folded_vectors(
     logprobs: Float[Array, "*batch S K"],
     anchor: Float[Array, "*batch D"],
     anchor_valid: Bool[Array, "*batch"],
-) -> Vectors:
-    """`Reranker` from candidate ids instead of embeddings, within 1e-5 in float32; the other arguments are its own.
+) -> Factors:
+    """The vectors of `Reranker` before their norms are divided out, from candidate ids; other arguments are its own.
 
     The lattice must be the trained one, S slots x K candidates; another size is a ValueError.
     """
@@ -78,11 +93,11 @@ def folded_vectors(
             f"{candidate_ids.shape[-2]} x {candidate_ids.shape[-1]}. Use Reranker for a narrower one."
         )
 
-    def run(reranker: Reranker) -> Vectors:
+    def run(reranker: Reranker) -> Factors:
         nodes = reranker.lattice(folded.token_table[candidate_ids], states, logprobs, folded.attention_bias)
         anchor_state = reranker.anchor_state(anchor, anchor_valid)
         factors = jnp.einsum("...w,we->...e", fuse(folded.fusion, nodes, anchor_state), folded.factor_kernel)
         factors = factors + jnp.broadcast_to(folded.factor_bias, factors.shape)
-        return reranker.unit_vectors(anchor_state, *jnp.split(factors, 2, axis=-1))
+        return Factors(reranker.anchor_out_head(anchor_state), *jnp.split(factors, 2, axis=-1))
 
     return nn.apply(run, Reranker(config))({"params": folded.params})

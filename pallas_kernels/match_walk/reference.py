@@ -3,7 +3,7 @@
 The loops over slots are unrolled, so that a whole speculative block stays one device program.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,63 @@ class Scores(NamedTuple):
 
     start: Float[Array, "*batch K"]
     pair: Float[Array, "*batch S-1 K K"]
+
+
+class Walked(NamedTuple):
+    """One path through the lattice.
+
+    Attributes:
+        picks: the rank chosen in each slot.
+        q: of a sampled walk, what each pick was drawn from.
+        scores: where they were asked for.
+    """
+
+    picks: Int32[Array, "B S"]
+    q: Float[Array, "B S K"] | None
+    scores: Scores | None
+
+
+def check_draws(kind: str, temperature: Array | None, uniforms: Array | None) -> None:
+    """Raises ValueError unless the kind of walk is known and has the numbers that it draws with, and only then."""
+    given = [number is not None for number in (temperature, uniforms)]
+    if kind == "sampled":
+        if not all(given):
+            raise ValueError("A sampled walk needs temperature and uniforms; got None for at least one of them.")
+    elif kind not in ("greedy", "exact"):
+        raise ValueError(f"Unknown walk {kind!r}; choose 'greedy', 'exact' or 'sampled'.")
+    elif any(given):
+        raise ValueError(f"A {kind} walk draws nothing; leave out temperature and uniforms, or ask for 'sampled'.")
+
+
+def match_walk(
+    anchor_out: Float[Array, "B E"],
+    out: Float[Array, "B S K E"],
+    in_: Float[Array, "B S K E"],
+    *,
+    cosine_scale: float,
+    floor: float,
+    kind: Literal["greedy", "exact", "sampled"],
+    temperature: Float[Array, "B"] | None = None,
+    uniforms: Float[Array, "B S"] | None = None,
+    with_scores: bool = False,
+) -> Walked:
+    """From vectors of any length to a path: x / max(|x|, floor) in float32, the scores (Eq. 1), the walk.
+
+    `kind`, `temperature` and `uniforms` as in `greedy_walk`, `exact_walk` and `sampled_walk`.
+    """
+    unit = (_unit(x, floor) for x in (anchor_out, out, in_))
+    scores = match_scores(*unit, cosine_scale)
+    q = None
+    if kind == "sampled":
+        picks, q = sampled_walk(scores, temperature, uniforms)
+    else:
+        picks = {"greedy": greedy_walk, "exact": exact_walk}[kind](scores)
+    return Walked(picks=picks, q=q, scores=scores if with_scores else None)
+
+
+def _unit(x: Float[Array, "*batch E"], floor: float) -> Float[Array, "*batch E"]:
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), floor**2))
 
 
 def match_scores(
