@@ -142,7 +142,7 @@ def gradients(
 def micro_batches(batch: Batch, accumulation: int) -> Batch:
     """[rows, ...] -> [accumulation, rows / accumulation, ...]; each takes every n-th row: rows keep their devices."""
 
-    def split(x: Array) -> Array:
+    def split(x):
         return jnp.swapaxes(x.reshape(-1, accumulation, *x.shape[1:]), 0, 1)
 
     return jax.tree.map(split, batch)

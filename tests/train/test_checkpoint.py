@@ -111,7 +111,10 @@ def test_only_damaged_checkpoints_are_an_error_and_not_a_fresh_start(tmp_path):
     ("changed", "sentence"),
     [
         ({"data": 78}, "data was 77, is now 78"),
-        ({"config": {**IDENTITY["config"], "objective": {"rerank_weight": 0.05}}}, "rerank_weight was 0.25, is now 0.05"),
+        (
+            {"config": {**IDENTITY["config"], "objective": {"rerank_weight": 0.05}}},
+            "rerank_weight was 0.25, is now 0.05",
+        ),
         ({"config": {"seed": 1}}, "config.eos was .1, 2., is now None"),
     ],
 )

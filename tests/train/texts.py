@@ -1,5 +1,6 @@
 """Token files of counting texts, tiny parameters without compiling an initialiser, and an objective over few layers."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,7 @@ def make_objective(mesh=None, **changes) -> Objective:
     return Objective(**(settings | changes))
 
 
+@functools.cache
 def few_layers_parameters(seed: int = 0) -> tuple[Any, Any]:
     """Parameters of the trained pair and of its target."""
     preset = few_layers()
