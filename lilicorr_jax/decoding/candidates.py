@@ -5,6 +5,7 @@ Owns what the reranker is told about the drafter's distribution. No gradient cro
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.shapes import Array, Float, Int32
@@ -32,13 +33,19 @@ def candidate_pool(
 
 
 def confidence_features(logprobs: Float[Array, "*batch K"]) -> Float[Array, "*batch K 5"]:
-    """Five scalars per candidate, in this order, in the dtype of `logprobs` (float32).
+    """Five scalars per candidate, in this order, in the dtype of `logprobs` (float32), which is in descending order.
 
     log p; p; log p minus the slot's maximum; rank / (K - 1), 0 where K is 1; 1 for rank 0 and 0 for the others.
     """
     num_candidates = logprobs.shape[-1]
-    rank = jnp.broadcast_to(jnp.arange(num_candidates, dtype=logprobs.dtype), logprobs.shape)
-    below_best = logprobs - jnp.max(logprobs, axis=-1, keepdims=True)
-    is_first = (rank == 0).astype(logprobs.dtype)
-    rank_fraction = rank / max(num_candidates - 1, 1)
-    return jnp.stack([logprobs, jnp.exp(logprobs), below_best, rank_fraction, is_first], axis=-1)
+    shape = (*logprobs.shape, 5)
+    rank, feature = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (len(shape) - 2, len(shape) - 1))
+    rank = rank.astype(logprobs.dtype)
+    scalars = (
+        jnp.broadcast_to(logprobs[..., None], shape),
+        jnp.broadcast_to(jnp.exp(logprobs)[..., None], shape),
+        jnp.broadcast_to((logprobs - logprobs[..., :1])[..., None], shape),  # the pool is in descending order
+        rank / max(num_candidates - 1, 1),
+        (rank == 0).astype(logprobs.dtype),
+    )
+    return jax.lax.select_n(feature, *scalars)  # chosen, not stacked: one launch on a GPU with what follows

@@ -48,7 +48,7 @@ def test_what_was_multiplied_out_is_not_kept_twice(rng):
     embedding, _, _ = draw(TINY, rng)
     params = random_parameters(TINY, rng)
     folded = fold(TINY, params, embedding)
-    assert not {"token_proj", "factor_input_proj", "out_head", "in_head"} & set(folded.params)
+    assert not {"token_proj", "factor_input_proj", "anchor_out_head", "out_head", "in_head"} & set(folded.params)
     expected = np.asarray(embedding) @ params["token_proj"]["kernel"] + np.asarray(params["token_proj"]["bias"])[None]
     assert_close(folded.token_table, expected)
 
@@ -58,7 +58,7 @@ def test_folding_keeps_the_activations_dtype(rng):
     params = random_parameters(TINY, rng)
     embedding, ids, shared = draw(ours, rng)
     folded = fold(ours, params, embedding)
-    assert folded.token_table.dtype == folded.factor_kernel.dtype == folded.fusion.node.dtype == jnp.bfloat16
+    assert folded.token_table.dtype == folded.factor_kernel.dtype == folded.fusion_kernel.dtype == jnp.bfloat16
     actual = vectors(ours, folded, ids, *shared)
     expected = unfolded(ours, params, embedding[ids], *shared)
     assert actual.out.dtype == jnp.bfloat16
