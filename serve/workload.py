@@ -6,6 +6,7 @@ It knows no model and no clock. Of a conversation with several turns only the fi
 
 import hashlib
 import json
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,6 +93,7 @@ def load_tokenizer(folder: str | Path):
     Raises:
       ValueError: the folder has no tokenizer that transformers can read.
     """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no models of transformers are used here
     from transformers import AutoTokenizer  # a second of import, which reading prompts doesn't need
 
     if not Path(folder).is_dir():

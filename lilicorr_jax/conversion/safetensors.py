@@ -80,7 +80,10 @@ def read_header(path: Path) -> dict[str, Entry]:
 def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes one file of contiguous arrays; readers see the old file or the new one, never half of it."""
     partial = path.with_name(path.name + ".partial")
+    partial.touch()
+    mode = partial.stat().st_mode  # what a new file has here; the library's files are their owner's alone
     save_file(dict(tensors), partial, metadata={"format": "pt"})
+    partial.chmod(mode)
     os.replace(partial, path)
 
 

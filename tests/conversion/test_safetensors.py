@@ -218,3 +218,9 @@ def test_a_single_file_beside_an_index_is_refused(tmp_path):
 def test_metadata_is_no_tensor(tmp_path):
     path = write_raw(tmp_path / "x.safetensors", {"__metadata__": {"format": "pt"}, "a": line()}, 8)
     assert list(read_header(path)) == ["a"]
+
+
+def test_written_files_have_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "plain").touch()
+    write_file(tmp_path / "model.safetensors", {"x": np.zeros(2, np.float32)})
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
