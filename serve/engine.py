@@ -130,7 +130,13 @@ class Engine:
         self._pending: deque[tuple[BlockRecord, tuple[_Row | None, ...]]] = deque()
         self._prefill = jax.jit(partial(_prefill_row, self._pair), static_argnames="mode", donate_argnums=1)
         self._run = jax.jit(
-            partial(run_blocks, self._pair, num_blocks=config.blocks_per_dispatch, trace=config.trace),
+            partial(
+                run_blocks,
+                self._pair,
+                num_blocks=config.blocks_per_dispatch,
+                trace=config.trace,
+                skip_idle=jax.default_backend() == "cpu",
+            ),
             static_argnames=("mode", "bucket"),
             donate_argnums=1,
         )
@@ -211,6 +217,8 @@ class Engine:
             if self._pending:
                 events += self.retire()
             replies |= {event.id: event.reply for event in events if event.reply}
+        while self._pending:  # idle blocks that were under way when the last reply ended
+            self.retire()
         return [replies[request.id] for request in requests]
 
     def warm_up(self, requests: Sequence[Request]) -> None:
@@ -218,15 +226,13 @@ class Engine:
         self._check_all(requests)
         if self.num_free < self.config.rows or self._pending:
             raise ValueError("The engine is at work; warm it up before it takes requests.")
-        reach = 0
         for request in {self._prefill_shape(request): request for request in requests}.values():
             self._state, *_ = self._call_prefill(0, request, max_tokens=1)  # ends at once: the row stays frozen
-        for request in requests:
-            reach = max(reach, len(request.prompt_ids) + self._max_tokens(request) - 2 + self._pair.verify_rows)
-        longest = self._bucket(reach, self.capacity)
+        longest_text = max(len(request.prompt_ids) + self._max_tokens(request) for request in requests)
+        longest = self._bucket(longest_text - 2 + self._pair.verify_rows, self.capacity)
         for bucket in sorted({self._bucket(size, longest) for size in range(1, longest + 1)}):
             for mode in {request.mode for request in requests}:
-                self._state, record = self._run(self.models.params, self._state, mode=mode, bucket=bucket)
+                self._state, _ = self._run(self.models.params, self._state, mode=mode, bucket=bucket)
         jax.block_until_ready(self._state)
 
     def _check_all(self, requests: Sequence[Request]) -> None:

@@ -112,7 +112,7 @@ class Block:
     emitted: int
     accepted: int
     proposed: int
-    trace: Trace | None = None
+    trace: Trace | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

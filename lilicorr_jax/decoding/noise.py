@@ -27,7 +27,7 @@ class Purpose(enum.IntEnum):
 def uniform(seed: UInt32[Array, "B"], position: Int32[Array, "B S"], purpose: Purpose) -> Float[Array, "B S"]:
     """Uniform numbers in [0, 1), never 1, one per absolute position of each row.
 
-    One Threefry hash each: the seed is the key, position and purpose are the counter, and 24 bits of the output are kept.
+    One Threefry hash each: the seed is the key, position and purpose are the counter, 24 bits of the output are kept.
     """
 
     def at(seed, position):

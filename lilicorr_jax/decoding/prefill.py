@@ -37,7 +37,7 @@ def empty_state(pair: Pair, batch: int, capacity: int, num_stop_ids: int) -> Dec
         stop_ids=jnp.full((batch, num_stop_ids), NO_TOKEN, jnp.int32),
         num_emitted=filled(0),
         max_tokens=filled(1),
-        finish_reason=filled(Finish.VACANT),
+        finish_reason=filled(int(Finish.VACANT)),
     )
 
 

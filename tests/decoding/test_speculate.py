@@ -80,6 +80,15 @@ def test_n_blocks_in_one_loop_equal_n_single_blocks():
     jax.tree.map(np.testing.assert_array_equal, state, looped)
 
 
+def test_skipping_idle_blocks_changes_nothing():
+    state = start(max_tokens=jnp.full(BATCH, 5, jnp.int32))
+    skipping = jax.jit(partial(run_blocks, PAIR, {}, mode="greedy", trace=True, skip_idle=True, num_blocks=6))
+    (expected, blocks), (got, skipped) = RUN["pair"](state, num_blocks=6), skipping(state)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    jax.tree.map(np.testing.assert_array_equal, skipped.replace(trace=None), blocks.replace(trace=None))
+    assert np.all(np.asarray(blocks.num_committed).sum(1)[3:] == 0) and np.any(blocks.num_committed)
+
+
 def reference_end(text, lengths, stop_ids, max_tokens):
     """Kept tokens, reason and blocks used of a text that comes in blocks of `lengths`."""
     kept = next((i + 1 for i, token in enumerate(text) if token in stop_ids), len(text))
