@@ -2,14 +2,15 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help install test check format demo
+.PHONY: help install test check format demo smollm2 peers
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
 
 help: ## List the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(STAMP) ## Create .venv and install the project with its development tools
 
@@ -28,6 +29,18 @@ format: $(STAMP) ## Format the code and mend what the linter can mend
 demo: $(STAMP) ## Train a small drafter on this machine, then measure what it brings
 	$(BIN)/python -m train.main --flagfile=train/flagfiles/demo.flags
 	$(BIN)/python -m serve.bench --flagfile=serve/flagfiles/demo.flags
+
+smollm2: $(STAMP) ## Fetch a small public target, SmolLM2-135M-Instruct, as a Hugging Face folder
+	$(BIN)/python -m benchmarks.fetch --model=smollm2
+
+peers: $(PEERS)/.installed ## Create .venv-peers with PyTorch, which benchmarks compare with and nothing else uses
+
+# PyTorch has wheels for a CPU alone, and small, where a 3.11 is at hand; any other Python takes what pip gives it.
+$(PEERS)/.installed: benchmarks/peers/requirements.txt | $(BIN)/python
+	$(or $(lastword $(wildcard $(HOME)/.pyenv/versions/3.11*/bin/python)),$(BIN)/python) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps dflash==0.1.0
+	@touch $@
 
 # The stamp is younger than pyproject.toml exactly when the installed dependencies are those it names.
 $(STAMP): pyproject.toml | $(BIN)/python
