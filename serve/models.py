@@ -84,9 +84,9 @@ def assemble(
 ) -> Models:
     """Models from parameters as they were trained: the reranker's tree is folded here, once."""
     if reranker is not None:
-        embedding = partial(Target(target).apply, {"params": params["target"]}, method="embed")
-        fold = jax.jit(lambda tree: fold_for_serving(reranker, tree, embedding(jnp.arange(target.vocab_size))))
-        params = {**params, "reranker": fold(params["reranker"])}
+        every_id = partial(Target(target).apply, method="embed", token_ids=jnp.arange(target.vocab_size))
+        fold = jax.jit(lambda tree, weights: fold_for_serving(reranker, tree, every_id({"params": weights})))
+        params = {**params, "reranker": fold(params["reranker"], params["target"])}  # closed over, they would be folded
     return Models(target=target, drafter=drafter, reranker=reranker, params=params, method=method, walk=walk)
 
 
