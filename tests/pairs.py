@@ -20,16 +20,25 @@ VOCAB, SEED = 7, 14  # a seed whose greedy texts wander
 WIDTH = 160  # one compiled shape for the oracle
 
 
+TARGET = replace(tiny().target, vocab_size=VOCAB, num_layers=3)
+DRAFTER = replace(
+    tiny().drafter, vocab_size=VOCAB, mask_id=VOCAB - 1, num_target_layers=3, target_layer_ids=(0, 1)
+)  # fmt: skip
+RERANKER = tiny().reranker
+
+
+@functools.cache
+def tiny_parameters() -> dict:
+    """Trees `target`, `drafter` and `reranker` as they would be trained."""
+    shapes = abstract_drafter(DRAFTER, RERANKER) | {"target": abstract_target(TARGET)}
+    rng = np.random.default_rng(SEED)
+    return jax.tree.map(lambda leaf: random_parameter(rng, leaf), shapes)
+
+
 @functools.cache
 def tiny_models() -> Models:
     """Every method of one random pair; `dataclasses.replace` chooses another."""
-    target = replace(tiny().target, vocab_size=VOCAB, num_layers=3)
-    drafter = replace(tiny().drafter, vocab_size=VOCAB, mask_id=VOCAB - 1, num_target_layers=3, target_layer_ids=(0, 1))
-    reranker = tiny().reranker
-    shapes = abstract_drafter(drafter, reranker) | {"target": abstract_target(target)}
-    rng = np.random.default_rng(SEED)
-    params = jax.tree.map(lambda leaf: random_parameter(rng, leaf), shapes)
-    return assemble(target, params, drafter=drafter, reranker=reranker, method="dflash")
+    return assemble(TARGET, tiny_parameters(), drafter=DRAFTER, reranker=RERANKER, method="dflash")
 
 
 def random_parameter(rng: np.random.Generator, leaf: jax.ShapeDtypeStruct) -> jax.Array:
