@@ -27,6 +27,7 @@ from lilicorr_jax.models.layers import RMSNorm
 from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters, make_mesh
+from pallas_kernels import report
 from pallas_kernels.aot import GPUS, compile_for_gpu, described_devices
 from pallas_kernels.program import Program
 from serve.models import Method, Models
@@ -35,12 +36,6 @@ EXAMPLES = """
 python -m serve.preflight --target=qwen3_8b --gpu=h100 --concurrency=1 --context=4096
 python -m serve.preflight --target=qwen3_8b --concurrency=32 --kernels=reference --json=true
 """
-
-UNKNOWN = (
-    "An estimate of structure, never of speed. What only a GPU can tell: which matrix products its autotuner picks "
-    "(here every one is an untuned default), whether the driver captures each custom call into a command buffer, and "
-    "how long anything takes."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,88 +124,35 @@ def stage_of(scope: str) -> str:
 
 def findings(config: PreflightConfig, block: Program, drafting: dict[str, Program]) -> dict[str, Any]:
     """Everything that is reported, as one JSON-able record."""
-    gpu, memory = GPUS[config.gpu], block.memory
     stages = Counter((stage_of(launch.scope), launch.kind) for launch in block.launches)
-    arguments = sorted(block.arguments.items(), key=lambda item: -item[1])
-    made = [(f"{i.opcode} {i.scope or i.name} {_shape(i)}", i.stored_bytes) for i in block.largest(10)]
     return {
-        "gpu": gpu.name,
         "program": {name: getattr(config, name) for name in ("target", "method", "walk", "mode", "kernels")},
         "concurrency": config.concurrency,
         "context": config.context,
-        "memory_bytes": {
-            "arguments": memory.arguments,
-            "temporary": memory.temporary,
-            "outputs": memory.outputs - memory.aliased,
-            "total": memory.total,
-            "device": gpu.memory_bytes,
-        },
-        "fits": memory.total <= gpu.memory_bytes,
-        "largest_arguments": dict(arguments[:10]),
-        "largest_temporaries": dict(made),
-        "launches": len(block.launches),
+        **report.findings(block, GPUS[config.gpu]),
         "launches_by_stage": {f"{stage} {kind}": count for (stage, kind), count in sorted(stages.items())},
-        "command_buffers": block.command_buffers,
-        "launches_captured": block.captured,
-        "loops": block.opcodes["while"],
-        "conditionals": block.opcodes["conditional"],
-        "host_transfers": block.host_transfers,
         "drafting_launches": {name: len(program.launches) for name, program in drafting.items()},
-        "flops": block.flops,
-        "bytes_accessed": block.bytes_accessed,
-        "floor_seconds": floor_seconds(block, config.gpu),
-        "kernels": [vars(kernel) for kernel in block.kernels],
-        "kernel_calls": dict(block.kernel_calls),
-        "caveat": UNKNOWN,
     }
 
 
-def floor_seconds(program: Program, gpu: str) -> float:
-    """No device with the data sheet's figures does it faster: every argument read once, every product counted."""
-    return max(program.memory.arguments / GPUS[gpu].bandwidth, program.flops / GPUS[gpu].bfloat16_flops)
-
-
-def _shape(instruction) -> str:
-    kind, sizes = max(instruction.shapes, key=lambda shape: _size(shape[1]))
-    return f"{kind}{list(sizes)}"
-
-
-def _size(sizes: tuple[int, ...]) -> int:
-    size = 1
-    for one in sizes:
-        size *= one
-    return size
-
-
-def as_table(found: dict[str, Any]) -> str:
+def as_table(config: PreflightConfig, found: dict[str, Any]) -> str:
     """The report for people."""
-    program, memory = found["program"], found["memory_bytes"]
-    what = ", ".join(f"{name} {value}" for name, value in program.items())
+    what = ", ".join(f"{name} {value}" for name, value in found["program"].items())
     lines = [
-        f"One speculative block for {found['gpu']}: {what}; {found['concurrency']} texts, context {found['context']}",
+        f"One speculative block for {found['gpu']}: {what}; {config.concurrency} texts, context {config.context}",
         "",
-        "Memory per device",
-        *(f"  {name:<12}{gigabytes(memory[name])}" for name in ("arguments", "temporary", "outputs", "total")),
-        f"  {'fits' if found['fits'] else 'DOES NOT FIT'} {gigabytes(memory['device']).strip()}",
-        "",
-        "Ten largest arguments",
-        *(f"  {gigabytes(size)}  {name}" for name, size in found["largest_arguments"].items()),
-        "Ten largest results inside the block (they share memory over time)",
-        *(f"  {gigabytes(size)}  {name}" for name, size in found["largest_temporaries"].items()),
+        *report.memory_lines(found),
         "",
         f"Launches per block: {found['launches']}, {found['launches_captured']} of them in "
-        f"{found['command_buffers']} command buffers",
+        f"{found['command_buffers']} command buffer(s)",
         *(f"  {name:<28}{count:>6}" for name, count in found["launches_by_stage"].items()),
         f"  while loops {found['loops']}, conditionals {found['conditionals']}, host transfers "
         f"{len(found['host_transfers'])}",
         *_drafting_lines(found),
         "",
-        f"Work: {found['flops'] / 1e9:,.1f} GFLOP and {found['bytes_accessed'] / 1e9:,.2f} GB by XLA's count, which "
-        "leaves out custom calls",
-        f"Floor: {found['floor_seconds'] * 1e3:.2f} ms at the data sheet's 3.35 TB/s and 990 TFLOP/s (bf16), every "
-        "argument read once",
+        *report.work_lines(found, GPUS[config.gpu]),
         "",
-        *_kernel_lines(found),
+        *report.kernel_lines(found),
         "",
         found["caveat"],
     ]
@@ -220,23 +162,9 @@ def as_table(found: dict[str, Any]) -> str:
 def _drafting_lines(found: dict[str, Any]) -> list[str]:
     if not found["drafting_launches"]:
         return []
-    counts = ", ".join(f"{count} with {name}" for name, count in found["drafting_launches"].items())
+    names = {"reference": "plain XLA"}
+    counts = ", ".join(f"{count} with {names.get(name, name)}" for name, count in found["drafting_launches"].items())
     return [f"  from the drafter's final norm to the drafted ids, compiled alone: {counts}"]
-
-
-def _kernel_lines(found: dict[str, Any]) -> list[str]:
-    if not found["kernels"]:
-        return ["Our kernels: none in this program"]
-    calls = found["kernel_calls"]
-    return ["Our kernels"] + [
-        f"  {k['name']:<28}{calls.get(k['name'], 0)} call(s), {k['registers']} registers, {k['spill_bytes']} bytes "
-        f"spilled, {k['shared_bytes']} bytes of shared memory"
-        for k in found["kernels"]
-    ]
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 1e9:>9.3f} GB"
 
 
 def preflight(config: PreflightConfig) -> int:
@@ -246,7 +174,7 @@ def preflight(config: PreflightConfig) -> int:
         wanted = dict.fromkeys([config.kernels, "reference"]) if config.method == "lilicorr" else [config.kernels]
         drafting = {kernels: compile_drafting(replace(config, kernels=kernels)) for kernels in wanted}
     found = findings(config, block, drafting)
-    print(json.dumps(found) if config.json else as_table(found))
+    print(json.dumps(found) if config.json else as_table(config, found))
     return 0 if found["fits"] else 1
 
 

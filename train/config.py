@@ -5,6 +5,7 @@ The defaults are the paper's Table 4. What the models are (widths, layers, slots
 """
 
 import dataclasses
+import re
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from lilicorr_jax.config import PRESETS, DrafterConfig, ObjectiveConfig, Reranke
 FREE_TO_CHANGE = frozenset(
     {"target", "data", "output", "mesh", "accumulation", "vocabulary_chunk", "anchor_chunk", "eval_every"}
     | {"checkpoint_every", "checkpoints_kept", "log_every"}
+    | {"dry_run", "gpu", "topology"}
 )
 """Fields that a resumed run may change: where things lie, how often it reports, and what only moves the rounding.
 
@@ -75,8 +77,14 @@ class TrainConfig:
     eval_every: int = setting(0, "Steps between measurements on held-out rows; 0 for none.")
     eval_rows: int = setting(0, "Examples held out of training for them.")
 
+    dry_run: bool = setting(False, "Only compile the step for GPUs that need not be there, and report.", "Dry run")
+    gpu: Literal["h100"] = setting("h100", "What a dry run compiles for.")
+    topology: str = setting("1x8", "Hosts x GPUs per host of a dry run.")
+
     def __post_init__(self):
         self._check_numbers()
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", self.topology):
+            raise ValueError(f"--topology is hosts x GPUs per host, such as 1x8; got {self.topology!r}.")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"Give --steps or --epochs, one of the two; got {self.steps} and {self.epochs}.")
         if self.batch_rows % (self.accumulation * self.mesh.data * self.mesh.fsdp):

@@ -1,0 +1,123 @@
+"""Named problem sizes of the kernels, shared by tests and bench.
+
+A tag says where a case goes: `interpret` is small enough to be interpreted on a CPU, `aot` is compiled for Hopper
+without one, `gpu` is run and timed on one.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+Tag = Literal["interpret", "aot", "gpu"]
+AOT_AND_GPU = frozenset({"aot", "gpu"})
+INTERPRET = frozenset({"interpret"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKCase:
+    """Rows of logits. `fill`: normal; few levels, so that most are equal; all but one -inf; one NaN; signed zeros."""
+
+    name: str
+    rows: int
+    vocab: int
+    num_candidates: int
+    dtype: Literal["float32", "bfloat16"]
+    fill: Literal["normal", "ties", "one_finite", "nan", "zeros"] = "normal"
+    tags: frozenset[Tag] = field(default=INTERPRET)
+
+    def logits(self, rng: np.random.Generator) -> Array:
+        shape = (self.rows, self.vocab)
+        if self.fill == "ties":
+            drawn = rng.integers(0, 3, shape).astype(np.float32)
+        elif self.fill == "zeros":
+            drawn = rng.choice([0.0, -0.0], shape).astype(np.float32)
+        elif self.fill == "one_finite":
+            drawn = np.full(shape, -np.inf, np.float32)
+            drawn[np.arange(self.rows), rng.integers(0, self.vocab, self.rows)] = 2.5
+        else:
+            drawn = (5 * rng.normal(size=shape)).astype(np.float32)
+            if self.fill == "nan":
+                drawn[0, self.vocab // 2] = np.nan
+        return jnp.asarray(drawn, self.dtype)
+
+    @property
+    def bytes_read(self) -> int:
+        return self.rows * self.vocab * jnp.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkCase:
+    """Vectors of blocks. `fill`: normal; unit coordinates, whose cosines tie; so short that the floor divides them."""
+
+    name: str
+    kind: Literal["greedy", "exact", "sampled"]
+    batch: int
+    slots: int
+    ranks: int
+    width: int
+    fill: Literal["normal", "ties", "short"] = "normal"
+    tags: frozenset[Tag] = field(default=INTERPRET)
+
+    def vectors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """anchor_out, out, in_ in bfloat16."""
+        lattice = (self.batch, self.slots, self.ranks, self.width)
+        return tuple(self._draw(rng, shape) for shape in ((self.batch, self.width), lattice, lattice))
+
+    def draws(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Temperature and uniforms of a sampled walk, its last block at temperature 0; nothing for another."""
+        if self.kind != "sampled":
+            return {}
+        temperature = rng.uniform(0.5, 1.5, self.batch).astype(np.float32)
+        temperature[-1] = 0.0
+        uniforms = rng.uniform(size=(self.batch, self.slots)).astype(np.float32)
+        return {"temperature": jnp.asarray(temperature), "uniforms": jnp.asarray(uniforms)}
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        if self.fill == "ties":
+            drawn = np.eye(self.width)[rng.integers(0, 3, shape[:-1])]
+        else:
+            drawn = rng.normal(size=shape) * (1e-6 if self.fill == "short" else 1.0)
+        return jnp.asarray(drawn, jnp.bfloat16)
+
+    @property
+    def bytes_read(self) -> int:
+        return 2 * 2 * self.batch * self.slots * self.ranks * self.width
+
+
+TOPK_CASES = (
+    TopKCase(name="odd vocabulary", rows=2, vocab=1_001, num_candidates=8, dtype="float32"),
+    TopKCase(name="smaller than a line", rows=1, vocab=17, num_candidates=16, dtype="bfloat16"),
+    TopKCase(name="one candidate", rows=1, vocab=512, num_candidates=1, dtype="bfloat16"),
+    TopKCase(name="ties", rows=1, vocab=2_100, num_candidates=8, dtype="bfloat16", fill="ties"),
+    TopKCase(name="signed zeros", rows=1, vocab=256, num_candidates=16, dtype="float32", fill="zeros"),
+    TopKCase(name="one finite", rows=1, vocab=300, num_candidates=4, dtype="float32", fill="one_finite"),
+    TopKCase(name="not a number", rows=2, vocab=256, num_candidates=2, dtype="float32", fill="nan"),
+    TopKCase(name="Qwen3, one text", rows=15, vocab=151_936, num_candidates=8, dtype="bfloat16", tags=AOT_AND_GPU),
+    TopKCase(name="Qwen3, 32 texts", rows=480, vocab=151_936, num_candidates=8, dtype="bfloat16", tags=AOT_AND_GPU),
+    TopKCase(name="Qwen3, float32", rows=15, vocab=151_936, num_candidates=16, dtype="float32", tags=AOT_AND_GPU),
+)
+
+WALK_CASES = (
+    WalkCase(name="whole lattice", kind="greedy", batch=1, slots=15, ranks=8, width=128),
+    WalkCase(name="ties", kind="greedy", batch=1, slots=5, ranks=8, width=64, fill="ties"),
+    WalkCase(name="short vectors", kind="greedy", batch=1, slots=3, ranks=8, width=64, fill="short"),
+    WalkCase(name="best sum", kind="exact", batch=1, slots=9, ranks=8, width=64),
+    WalkCase(name="drawn", kind="sampled", batch=2, slots=9, ranks=8, width=64),
+    WalkCase(name="sixteen candidates", kind="greedy", batch=1, slots=9, ranks=16, width=64),
+    *(
+        WalkCase(
+            name=f"paper, {texts} text(s), {kind}", kind=kind, batch=texts, slots=15, ranks=8, width=1024,
+            tags=AOT_AND_GPU,
+        )
+        for texts in (1, 32)
+        for kind in ("greedy", "exact", "sampled")
+    ),
+)  # fmt: skip
+
+
+def tagged(cases: tuple, tag: Tag) -> list:
+    """The cases that go where `tag` says."""
+    return [case for case in cases if tag in case.tags]

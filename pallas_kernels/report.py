@@ -1,0 +1,94 @@
+"""What is said of a compiled program: one JSON-able record, and its lines for people."""
+
+import math
+from typing import Any
+
+from pallas_kernels.aot import Gpu
+from pallas_kernels.program import Instruction, Program
+
+UNKNOWN = (
+    "An estimate of structure, never of speed. What only a GPU can tell: which matrix products its autotuner picks "
+    "(here every one is an untuned default), whether the driver captures each custom call into a command buffer, and "
+    "how long anything takes."
+)
+
+
+def findings(program: Program, gpu: Gpu) -> dict[str, Any]:
+    """Memory, launches, loops, transfers, work and kernels of a program on one device."""
+    memory = program.memory
+    arguments = sorted(program.arguments.items(), key=lambda item: -item[1])
+    return {
+        "gpu": gpu.name,
+        "memory_bytes": {
+            "arguments": memory.arguments,
+            "temporary": memory.temporary,
+            "outputs": memory.outputs - memory.aliased,
+            "total": memory.total,
+            "device": gpu.memory_bytes,
+        },
+        "fits": memory.total <= gpu.memory_bytes,
+        "largest_arguments": dict(arguments[:10]),
+        "largest_results": {describe(instruction): instruction.stored_bytes for instruction in program.largest(10)},
+        "launches": len(program.launches),
+        "command_buffers": program.command_buffers,
+        "launches_captured": program.captured,
+        "loops": program.opcodes["while"],
+        "conditionals": program.opcodes["conditional"],
+        "host_transfers": program.host_transfers,
+        "collectives": program.collectives,
+        "flops": program.flops,
+        "bytes_accessed": program.bytes_accessed,
+        "floor_seconds": floor_seconds(program, gpu),
+        "kernels": [vars(kernel) for kernel in program.kernels],
+        "kernel_calls": dict(program.kernel_calls),
+        "caveat": UNKNOWN,
+    }
+
+
+def floor_seconds(program: Program, gpu: Gpu) -> float:
+    """No device with the data sheet's figures is faster: every argument read once, every counted product made."""
+    return max(program.memory.arguments / gpu.bandwidth, program.flops / gpu.bfloat16_flops)
+
+
+def describe(instruction: Instruction) -> str:
+    """An operation's scope and its largest result."""
+    kind, sizes = max(instruction.shapes, key=lambda shape: math.prod(shape[1]))
+    return f"{instruction.scope or instruction.name} {kind}{list(sizes)}"
+
+
+def memory_lines(found: dict[str, Any]) -> list[str]:
+    memory = found["memory_bytes"]
+    return [
+        "Memory per device",
+        *(f"  {name:<12}{gigabytes(memory[name])}" for name in ("arguments", "temporary", "outputs", "total")),
+        f"  {'fits' if found['fits'] else 'DOES NOT FIT'} {gigabytes(memory['device']).strip()}",
+        "Ten largest arguments",
+        *(f"  {gigabytes(size)}  {name}" for name, size in found["largest_arguments"].items()),
+        "Ten largest results (they share memory over time; a cache is written in place)",
+        *(f"  {gigabytes(size)}  {name}" for name, size in found["largest_results"].items()),
+    ]
+
+
+def work_lines(found: dict[str, Any], gpu: Gpu) -> list[str]:
+    return [
+        f"Work: {found['flops'] / 1e9:,.1f} GFLOP and {found['bytes_accessed'] / 1e9:,.2f} GB by XLA's count, which "
+        "leaves out custom calls and counts a loop's body once",
+        f"Floor: {found['floor_seconds'] * 1e3:.2f} ms at the data sheet's {gpu.bandwidth / 1e12:.2f} TB/s and "
+        f"{gpu.bfloat16_flops / 1e12:.0f} TFLOP/s (bf16), every argument read once",
+    ]
+
+
+def kernel_lines(found: dict[str, Any]) -> list[str]:
+    if not found["kernel_calls"]:
+        return ["Our kernels: none in this program"]
+    calls = found["kernel_calls"]
+    return ["Our kernels"] + [
+        f"  {k['name']:<28}{calls[k['name']]} call(s), {k['registers']} registers, {k['spill_bytes']} bytes spilled, "
+        f"{k['shared_bytes']} bytes of shared memory"
+        for k in found["kernels"]
+        if k["name"] in calls
+    ]
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:>9.3f} GB"
