@@ -74,7 +74,7 @@ def prefilled(pair) -> DecodeState:
 
 
 def serve(method: str = "lilicorr", state: DecodeState | None = None) -> Served:
-    """Greedy decoding, behind a prefill or from a state; traced anew, so that whatever a test has planted takes part."""
+    """Greedy decoding, behind a prefill or from a state; traced anew, so that what a test has planted takes part."""
     pair = replace(models(), method=method).pair()
     state = state or prefilled(pair)
     assert np.all(np.asarray(state.finish_reason) == Finish.RUNNING)
@@ -170,6 +170,8 @@ def assert_drafts_are_the_likeliest(served: Served) -> None:
 
 
 def assert_texts_are_the_targets_own(served: Served) -> None:
-    """Greedy text, by the target run anew for every token."""
+    """Greedy text, by the target run anew for every token; of a long reply the beginning."""
     for ids, text in zip(PROMPTS, served.texts, strict=True):
-        assert tuple(text[len(ids) :]) == plain_text(ids, len(text) - len(ids))
+        expected = plain_text(ids, 2 * BLOCKS)
+        reply = tuple(text[len(ids) :])[: len(expected)]
+        assert reply == expected[: len(reply)]
