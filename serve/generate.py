@@ -18,9 +18,9 @@ from serve.stream import TextStream
 PROGRAM = "serve.generate"
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 EXAMPLES = """
-python -m serve.generate --target=demo/target --drafter=demo/export/orbax --prompt="Sort: pear, fig, apple"
+python -m serve.generate --target=demo/target --drafter=demo/export --prompt="Sort: pear, fig, apple"
 python -m serve.generate --target=demo/target --method=ar --prompt="Sort: pear, fig, apple"
-python -m serve.generate --target=demo/target --drafter=demo/export/hf --walk=exact --temperature=1 --prompt=Hello
+python -m serve.generate --target=demo/target --drafter=demo/export --walk=exact --temperature=1 --prompt=Hello
 """
 
 
