@@ -88,7 +88,7 @@ class WalkCase:
 
 
 TOPK_CASES = (
-    TopKCase(name="odd vocabulary", rows=2, vocab=1_001, num_candidates=8, dtype="float32"),
+    TopKCase(name="odd vocabulary", rows=1, vocab=1_001, num_candidates=8, dtype="float32"),
     TopKCase(name="smaller than a line", rows=1, vocab=17, num_candidates=16, dtype="bfloat16"),
     TopKCase(name="one candidate", rows=1, vocab=512, num_candidates=1, dtype="bfloat16"),
     TopKCase(name="ties", rows=1, vocab=2_100, num_candidates=8, dtype="bfloat16", fill="ties"),
@@ -101,12 +101,12 @@ TOPK_CASES = (
 )
 
 WALK_CASES = (
-    WalkCase(name="whole lattice", kind="greedy", batch=1, slots=15, ranks=8, width=128),
-    WalkCase(name="ties", kind="greedy", batch=1, slots=5, ranks=8, width=64, fill="ties"),
+    WalkCase(name="whole lattice", kind="greedy", batch=1, slots=15, ranks=8, width=64),
+    WalkCase(name="ties", kind="greedy", batch=1, slots=4, ranks=8, width=64, fill="ties"),
     WalkCase(name="short vectors", kind="greedy", batch=1, slots=3, ranks=8, width=64, fill="short"),
-    WalkCase(name="best sum", kind="exact", batch=1, slots=9, ranks=8, width=64),
-    WalkCase(name="drawn", kind="sampled", batch=2, slots=9, ranks=8, width=64),
-    WalkCase(name="sixteen candidates", kind="greedy", batch=1, slots=9, ranks=16, width=64),
+    WalkCase(name="best sum", kind="exact", batch=1, slots=4, ranks=8, width=64),
+    WalkCase(name="drawn", kind="sampled", batch=2, slots=4, ranks=8, width=64),
+    WalkCase(name="sixteen candidates", kind="greedy", batch=1, slots=5, ranks=16, width=64),
     *(
         WalkCase(
             name=f"paper, {texts} text(s), {kind}", kind=kind, batch=texts, slots=15, ranks=8, width=1024,

@@ -15,13 +15,11 @@ KERNELS = {"topk_logprobs_chunks": 1, "topk_logprobs_merge": 1, "match_walk_gree
 MAX_DRAFTING_LAUNCHES = 48
 
 
-def shallow(num_layers: int = 6):
-    """Qwen3-8B with fewer target layers, which only repeat each other."""
+def shallow():
+    """Qwen3-8B with three target layers and one of the drafter's: layers only repeat each other."""
     whole = PRESETS["qwen3_8b"]()
-    layers = dict(num_target_layers=num_layers, target_layer_ids=(0, 1, 2, 3, 4))
-    return replace(
-        whole, target=replace(whole.target, num_layers=num_layers), drafter=replace(whole.drafter, **layers)
-    )  # fmt: skip
+    fewer = dict(num_layers=1, num_target_layers=3, target_layer_ids=(0, 1))
+    return replace(whole, target=replace(whole.target, num_layers=3), drafter=replace(whole.drafter, **fewer))
 
 
 @pytest.fixture(scope="module")
