@@ -7,8 +7,10 @@ import json
 import re
 
 import jax
+import numpy as np
 import pytest
 
+from lilicorr_jax.config import tiny
 from serve import bench, report, results, table, workload
 from tests.serve.conftest import CONTEXT
 
@@ -104,14 +106,14 @@ def test_results_are_not_overwritten(finished, folders, capsys):
     assert f"{finished[3]} holds run.json of another run" in capsys.readouterr().err
 
 
-def test_another_format_another_walk_and_requests_side_by_side_keep_the_text(finished, folders, tmp_path, capsys):
-    """And without the plain arm there is no speed-up to print."""
-    asked = {"drafter": folders / "hf", "arms": "exact", "concurrency": 3, "temperature": 1, "chunk_prompts": 4}
-    assert bench.main(arguments(folders, **asked, output_dir=tmp_path / "three")) == 0
-    alone = {r.key: r.token_ids for r in results.read_requests(finished[3]) if r.arm == "ar" and r.temperature == 1}
-    assert {r.key: r.token_ids for r in results.read_requests(tmp_path / "three")} == alone
-    printed = capsys.readouterr().out
-    assert "no AR arm" in printed and json.loads(printed.splitlines()[-1])["rows"][0]["speedup"] is None
+def test_both_export_formats_are_read(folders):
+    config = {"target": str(folders / "target"), "prompts": str(folders / "prompts.jsonl"), "arms": ("greedy",)}
+    engines = [
+        bench.prepare(bench.BenchConfig(drafter=str(folders / name), **config)).engines["greedy"]
+        for name in ("orbax", "hf")
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *(engine.models.params for engine in engines))
+    assert engines[0].context_limit == CONTEXT  # 2048 new tokens are more than there is room for
 
 
 def a_config(**changes) -> bench.BenchConfig:
@@ -147,9 +149,10 @@ def test_an_unexcused_difference_fails_the_run(finished, folders, monkeypatch, c
     assert "COMPILED inside the clock: 1 programs, 0.50 s" in printed
 
 
-def test_an_argmax_is_only_called_dflash_where_it_was_trained_alone(folders):
-    models = bench.engine.load_models(folders / "target", folders / "orbax", method="dflash")
-    plain = bench.engine.load_models(folders / "target", folders / "plain", method="dflash")
+def test_an_argmax_is_only_called_dflash_where_it_was_trained_alone():
+    preset = tiny()
+    plain = bench.engine.Models(target=preset.target, drafter=preset.drafter, params={}, method="dflash")
+    models = dataclasses.replace(plain, reranker=preset.reranker)
     assert bench.describe("argmax", models).label == "jointly trained drafter's own argmax"
     assert bench.describe("argmax", plain) == table.Arm(name="argmax", label="DFlash", num_slots=5)
     assert bench.describe("ar", dataclasses.replace(plain, method="ar")).num_slots == 0
