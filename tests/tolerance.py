@@ -18,7 +18,7 @@ TOLERANCES = {
     "devices_gradient": 1e-5,  # as "gradient", between device counts
     "bfloat16": 2e-2,  # indicative
     "cancelling_gradient": 1e-2,  # as "gradient", in bfloat16 near convergence, where careless sums lose a tenth of it
-    "pretrained_logits": 2e-4,  # absolute, of a pretrained model whose logits reach 38: two float32 programs differ by 1e-4
+    "pretrained_logits": 2e-4,  # absolute; logits of a pretrained model reach 38, and float32 programs differ by 1e-4
 }
 RELATIVE_ONLY = ("loss", "devices_loss")
 
