@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import serve.models
-from lilicorr_jax.decoding import propose, verify
+from lilicorr_jax.decoding import propose
 from lilicorr_jax.decoding.speculate import DecodeState
 from lilicorr_jax.models import dflash, target
 from lilicorr_jax.models.layers import Part
@@ -89,20 +89,7 @@ def test_training_that_sees_the_targets_feature_at_the_anchor_is_seen(monkeypatc
         served.assert_blocks_are_the_trained_ones(served.serve("lilicorr", state))
 
 
-def future_visible(patch):
-    """The target's causal mask is dropped in the verify pass."""
-    around(patch, target, "attend", everything_visible)
-
-
-def one_draft_too_many(patch):
-    def generous(right, is_kept, num_proposed):
-        return jnp.minimum(right(is_kept, num_proposed) + 1, num_proposed)
-
-    around(patch, verify, "count_accepted", generous)
-
-
-@pytest.mark.parametrize("plant", [future_visible, one_draft_too_many])
-def test_a_text_that_is_not_the_targets_is_seen(monkeypatch, state, plant):
-    plant(monkeypatch)
+def test_a_verify_pass_without_its_causal_mask_is_seen(monkeypatch, state):
+    around(monkeypatch, target, "attend", everything_visible)
     with pytest.raises(AssertionError):
         served.assert_texts_are_the_targets_own(served.serve("lilicorr", state))
