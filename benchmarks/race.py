@@ -52,6 +52,7 @@ class Program:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
+        self.__exit__()
         command = " ".join(map(str, self._process.args[3:-1]))
         raise ValueError(f"The program `{command}` ended without an answer; run it alone to see why.")
 
