@@ -195,7 +195,7 @@ class Engine:
                 continue
             row.pending_blocks -= self.config.blocks_per_dispatch
             token_ids = _read_blocks(record, index, row.blocks)
-            events.append(self._note(index, token_ids, int(record.finish_reason[-1, index]), now))
+            events.append(self._note(index, row, token_ids, int(record.finish_reason[-1, index]), now))
         return events
 
     def cancel(self, id: str) -> None:
@@ -255,16 +255,17 @@ class Engine:
     def _start(self, request: Request):
         """Sends off a prefill."""
         index = self._rows.index(None)
-        self._rows[index] = _Row(request=request, max_tokens=self._max_tokens(request), sent_s=time.perf_counter())
-        self._state, first_id, finish = self._call_prefill(index, request, self._max_tokens(request))
-        return index, first_id, finish
+        row = _Row(request=request, max_tokens=self._max_tokens(request), sent_s=time.perf_counter())
+        self._rows[index] = row
+        self._state, first_id, finish = self._call_prefill(index, request, row.max_tokens)
+        return index, row, first_id, finish
 
-    def _read_first(self, index: int, first_id: Array, finish: Array) -> Event:
+    def _read_first(self, index: int, row: _Row, first_id: Array, finish: Array) -> Event:
         first_id, finish = jax.device_get((first_id, finish))
-        return self._note(index, first_id.tolist(), int(finish[0]), time.perf_counter())
+        return self._note(index, row, first_id.tolist(), int(finish[0]), time.perf_counter())
 
-    def _note(self, index: int, token_ids: list[int], finish: int, now: float) -> Event:
-        event = self._rows[index].gain(token_ids, finish, now)
+    def _note(self, index: int, row: _Row, token_ids: list[int], finish: int, now: float) -> Event:
+        event = row.gain(token_ids, finish, now)
         if event.reply:
             self._rows[index] = None
         return event

@@ -53,17 +53,15 @@ class Models:
     @property
     def context_limit(self) -> int:
         """Tokens that every model of the method was made for."""
-        limits = [self.target.max_positions]
-        if self.method != "ar":
-            limits.append(self.drafter.max_positions)
-        return min(limits)
+        used = [self.target] if self.method == "ar" or self.drafter is None else [self.target, self.drafter]
+        return min(model.max_positions for model in used)
 
     def pair(self) -> Pair:
         """The callables of a block."""
-        if self.method == "ar":
+        if self.method == "ar" or self.drafter is None:
             return Pair(target=target_calls(self.target))
         unembed = unembed_with(self.target)
-        if self.method == "dflash":
+        if self.method == "dflash" or self.reranker is None:
             proposer = propose.dflash(self.drafter, unembed)
         else:
             proposer = propose.lilicorr(self.drafter, self.reranker, unembed, self.walk, self.kernels)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 VOCAB, SLOTS, CANDIDATES = 4, 2, 3
 TEXTS, TOKENS, TEMPERATURE = 100_000, 4, 0.8
+QUICK = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # each program runs once
 TABLES = np.random.default_rng(7)
 TARGET = TABLES.normal(size=(TOKENS + SLOTS + 1, VOCAB, VOCAB)).astype(np.float32)
 DRAFT = TABLES.normal(size=TARGET.shape).astype(np.float32)
@@ -91,8 +92,7 @@ def sample(script, mode: str = "temperature"):
         top_k=jnp.full(TEXTS, 3, jnp.int32),
         max_tokens=jnp.full(TEXTS, 1 + TOKENS, jnp.int32),
     )
-    run = jax.jit(partial(run_blocks, pair, {}, num_blocks=TOKENS, mode=mode))
-    _, record = run(state)
+    _, record = QUICK(partial(run_blocks, pair, {}, num_blocks=TOKENS, mode=mode))(state)
     accepted = np.asarray(record.num_accepted)[np.asarray(record.num_committed) > 0]
     rows = np.moveaxis(np.asarray(record.token_ids), 0, 1)  # [TEXTS, blocks, P]
     return rows[rows >= 0].reshape(TEXTS, TOKENS), accepted
@@ -145,22 +145,10 @@ def residual_is_p(monkeypatch):
     monkeypatch.setattr(verify, "next_weights", wrong)
 
 
-def residual_of_the_next_slot(monkeypatch):
-    right = verify.next_weights
-    monkeypatch.setattr(
-        verify, "next_weights", lambda proposal, probs, kept: right(proposal, jnp.roll(probs, -1, axis=1), kept)
-    )
-
-
-@pytest.mark.parametrize("plant", [share_uniforms, share_draft_noise, residual_is_p, residual_of_the_next_slot])
+@pytest.mark.parametrize("plant", [share_uniforms, share_draft_noise, residual_is_p])
 def test_a_planted_fault_is_seen(monkeypatch, plant):
     plant(monkeypatch)
     assert p_value(sample.__wrapped__(sparse)[0]) < 1e-3
-
-
-def flat_sparse(*block):
-    right = sparse(*block)
-    return right.replace(q=right.q.replace(probs=jnp.full_like(right.q.probs, 1 / CANDIDATES)))
 
 
 def flat_dense(*block):
@@ -173,6 +161,6 @@ def soft_argmax(*block):
     return deterministic(*block).replace(q=dense(*block).q)
 
 
-@pytest.mark.parametrize("script", [flat_sparse, flat_dense, soft_argmax])
+@pytest.mark.parametrize("script", [flat_dense, soft_argmax])
 def test_a_q_that_was_not_sampled_from_is_seen(script):
     assert p_value(sample(script)[0]) < 1e-3

@@ -116,6 +116,15 @@ def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_in_another_order
     assert all(one.token_ids != other.token_ids for one, other in zip(others, together, strict=True))
 
 
+def test_rows_that_ask_for_different_sampling_share_a_batch():
+    ways = [dict(), dict(temperature=0.8), dict(temperature=0.8, top_k=1), dict(temperature=0.8, top_p=0.7)]
+    asked = [replace(request, **way) for request, way in zip(requests(), ways, strict=True)]
+    replies = engine("ar").run(asked)
+    assert [replies[0], replies[1]] == [batch("ar")[0], batch("ar", 0.8)[1]]
+    assert replies[2].token_ids == plain_text(PROMPTS[2], NUM_TOKENS)  # one token kept: the greedy text
+    assert [replies[3]] == engine("ar").run(asked[3:]) and replies[3].token_ids != batch("ar", 0.8)[3].token_ids
+
+
 NUM_SLOTS = 5
 
 
