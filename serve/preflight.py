@@ -129,10 +129,16 @@ def findings(config: PreflightConfig, block: Program, drafting: dict[str, Progra
         "program": {name: getattr(config, name) for name in ("target", "method", "walk", "mode", "kernels")},
         "concurrency": config.concurrency,
         "context": config.context,
-        **report.findings(block, GPUS[config.gpu]),
+        **report.findings(block, GPUS[config.gpu], looked_up_tables(config)),
         "launches_by_stage": {f"{stage} {kind}": count for (stage, kind), count in sorted(stages.items())},
         "drafting_launches": {name: len(program.launches) for name, program in drafting.items()},
     }
+
+
+def looked_up_tables(config: PreflightConfig) -> tuple[str, ...]:
+    """Parts of the names of arguments of which a block reads rows only; a tied embedding is multiplied with as well."""
+    is_tied = PRESETS[config.target]().target.tie_embeddings
+    return ("token_table",) if is_tied else ("token_table", "['embed']")
 
 
 def as_table(config: PreflightConfig, found: dict[str, Any]) -> str:
