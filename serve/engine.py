@@ -226,7 +226,8 @@ class Engine:
         self._check_all(requests)
         if self.num_free < self.config.rows or self._pending:
             raise ValueError("The engine is at work; warm it up before it takes requests.")
-        for request in {self._prefill_shape(request): request for request in requests}.values():
+        prompts = list({self._prefill_shape(request): request for request in requests}.values())
+        for request in prompts * 2:  # again, since a state that a program gave back may be placed as the first was not
             self._state, *_ = self._call_prefill(0, request, max_tokens=1)  # ends at once: the row stays frozen
         longest_text = max(len(request.prompt_ids) + self._max_tokens(request) for request in requests)
         longest = self._bucket(longest_text - 2 + self._pair.verify_rows, self.capacity)
