@@ -13,6 +13,7 @@ import itertools
 import json
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Literal
@@ -254,6 +255,35 @@ def compilations() -> Iterator[list[float]]:
         jax.monitoring.unregister_event_duration_listener(note)
 
 
+class Steps:
+    """Progress of a known number of steps: a bar on a terminal, elsewhere a line every ten seconds; a context."""
+
+    SECONDS = 10.0
+
+    def __init__(self, console: Console, total: int):
+        self._console, self._total, self._done, self._said_s = console, total, 0, 0.0
+        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> "Steps":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.stop()
+
+    @contextlib.contextmanager
+    def one(self, name: str) -> Iterator[None]:
+        """The next step, which is done when the context ends."""
+        self._bar.update(self._task, description=name)
+        if not self._console.is_terminal and time.monotonic() - self._said_s >= self.SECONDS:
+            self._said_s = time.monotonic()
+            self._console.print(f"step {self._done + 1}/{self._total}: {name}", highlight=False)
+        yield
+        self._done += 1
+        self._bar.advance(self._task)
+
+
 def measure(bench: Bench, console: Console) -> tuple[list[report.Request], dict[str, list[float]]]:
     """Warms up, then takes all turns.
 
@@ -263,17 +293,15 @@ def measure(bench: Bench, console: Console) -> tuple[list[report.Request], dict[
     """
     plan = list(turns(bench.config, bench.prompts))
     served = []
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("compiling", total=len(bench.config.arms) + len(plan))
+    with Steps(console, len(bench.config.arms) + len(plan)) as steps:
         with compilations() as before:
             for arm in bench.config.arms:
-                bench.warm_up(arm)
-                progress.advance(task)
+                with steps.one(f"compiling {arm}"):
+                    bench.warm_up(arm)
         with compilations() as inside:
             for turn in plan:
-                progress.update(task, description=f"{turn.arm}, T = {turn.temperature:g}, seed {turn.seed}")
-                served += bench.serve(turn)
-                progress.advance(task)
+                with steps.one(f"{turn.arm}, T = {turn.temperature:g}, seed {turn.seed}"):
+                    served += bench.serve(turn)
     return served, {"warm_up": before, "measured": inside}
 
 
