@@ -32,9 +32,9 @@ def config_for(target_folder, token_file):
 
     def make(output: Path | str = "unused", **changes) -> TrainConfig:
         small = dict(
-            target=str(target_folder), data=str(token_file), preset="tiny", steps=24, batch_rows=8, accumulation=2,
-            anchors=3, sequence_length=24, vocabulary_chunk=16, drafter_learning_rate=1e-2,
-            reranker_learning_rate=1e-2, warmup_share=0.25, checkpoint_every=4, log_every=2,
+            target=str(target_folder), data=str(token_file), preset="tiny", steps=28, batch_rows=8, accumulation=2,
+            anchors=4, sequence_length=24, vocabulary_chunk=16, drafter_learning_rate=1e-2,
+            reranker_learning_rate=1e-2, warmup_share=0.1, checkpoint_every=8, log_every=2,
         )  # fmt: skip
         return TrainConfig(output=str(output), **(small | changes))
 

@@ -14,15 +14,16 @@ from train.data import Batch
 from train.objective import Objective
 
 VOCAB = 96
+CYCLE = 12
 MAX_LENGTH = 30
 
 
 def counting_texts(num_examples: int = 60, seed: int = 0) -> dict[str, np.ndarray]:
-    """The arrays of a token file in which every token is its predecessor's plus one; prompts of up to three tokens."""
+    """A token file whose every token is its predecessor plus one, modulo 12; prompts of up to three tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, MAX_LENGTH + 1, num_examples)
-    starts = rng.integers(0, VOCAB - 1, num_examples)
-    texts = [(start + np.arange(length)) % (VOCAB - 1) for start, length in zip(starts, lengths, strict=True)]
+    starts = rng.integers(0, CYCLE, num_examples)
+    texts = [(start + np.arange(length)) % CYCLE for start, length in zip(starts, lengths, strict=True)]
     return {
         "tokens": np.concatenate(texts).astype(np.uint16),
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),

@@ -1,0 +1,187 @@
+"""Whole runs of the tiny preset: they learn, die in every way, go on, and end with the same parameters bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import train.loop as loop
+from lilicorr_jax.config import PRESETS
+from lilicorr_jax.conversion.checkpoint import load_target, save_target
+from lilicorr_jax.conversion.export import load_any
+from lilicorr_jax.flags import flags_from_record
+from tests.tolerance import assert_close
+from tests.train.texts import counting_texts
+from train.config import TrainConfig
+from train.main import main
+
+STEPS = 28
+
+
+def start(config: TrainConfig) -> int:
+    """The command line in this process."""
+    return main(flags_from_record(config))
+
+
+def exported(output: Path):
+    return load_any(output / "export" / "orbax").params
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_run(output: Path, other: Path):
+    """The same parameters and the same story, but for the clock."""
+    for one, two in zip(*(jax.tree.leaves(exported(folder)) for folder in (output, other)), strict=True):
+        np.testing.assert_array_equal(one, two)
+    strip = lambda record: {name: value for name, value in record.items() if name != "tokens_per_second"}
+    assert list(map(strip, metrics(output))) == list(map(strip, metrics(other)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced_once():
+    """Runs of this module differ in nothing that their programs know of, so that they share them."""
+    init_state, make_train_step = loop.init_state, loop.make_train_step
+    states, steps = {}, {}
+
+    def init_state_once(config, optimizer, mesh):
+        if config.seed not in states:
+            states[config.seed] = init_state(config, optimizer, mesh)
+        return jax.tree.map(jnp.copy, states[config.seed])  # a step takes over its state's memory
+
+    def make_train_step_once(objective, *arguments):
+        return steps.setdefault(objective, make_train_step(objective, *arguments))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "init_state", init_state_once)
+        patch.setattr(loop, "make_train_step", make_train_step_once)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(config_for, tmp_path_factory) -> Path:
+    """A run that nobody interrupted."""
+    output = tmp_path_factory.mktemp("whole")
+    assert start(config_for(output)) == 0
+    return output
+
+
+def test_run_learns(whole):
+    story = metrics(whole)
+    assert [record["step"] for record in story] == list(range(2, STEPS + 1, 2))
+    first, last = story[0], story[-1]
+    for falling in ("loss", "drafter_loss"):
+        assert last[falling] < 0.7 * first[falling], falling
+    for rising in ("coverage", "oracle_prefix", "top1_prefix", "selected_prefix"):
+        assert last[rising] > first[rising] + 0.4, rising
+    for record in story:
+        lattice = 0.25 * (record["rerank_loss"] + record["distractor_loss"])
+        np.testing.assert_allclose(record["loss"], record["drafter_loss"] + lattice, rtol=1e-5)
+        assert record["top1_prefix"] <= record["oracle_prefix"] and record["selected_prefix"] <= record["oracle_prefix"]
+
+
+def test_run_folder_holds_the_flags_the_checkpoints_and_both_exports(whole, config_for):
+    assert (whole / "config.flags").read_text().splitlines() == flags_from_record(config_for(whole))
+    assert sorted(int(path.name) for path in (whole / "checkpoints").iterdir()) == [24, 28]
+    ours, theirs = load_any(whole / "export" / "orbax"), load_any(whole / "export" / "hf")
+    assert (ours.drafter, ours.reranker) == (PRESETS["tiny"]().drafter, PRESETS["tiny"]().reranker)
+    assert_close(theirs.params, ours.params)
+    assert ours.params.keys() == {"drafter", "reranker"}
+
+
+def test_run_stopped_by_sigterm_saves_and_goes_on_as_if_nothing_had_been(whole, config_for, tmp_path, monkeypatch):
+    place, calls = loop.place, []
+
+    def place_and_stop(batch, mesh):
+        calls.append(batch)
+        if len(calls) == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return place(batch, mesh)
+
+    monkeypatch.setattr(loop, "place", place_and_stop)
+    assert start(config_for(tmp_path)) == 128 + signal.SIGTERM
+    assert (tmp_path / "checkpoints" / "10").is_dir() and not (tmp_path / "export").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert start(config_for(tmp_path)) == 0
+    assert len(calls) == STEPS
+    assert_same_run(tmp_path, whole)
+
+
+def test_run_killed_again_and_again_ends_with_the_same_parameters(whole, config_for, tmp_path):
+    """SIGKILL as soon as the third and then the eighth line is written, wherever that finds the process."""
+    command = [sys.executable, "-m", "train.main", *flags_from_record(config_for(tmp_path))]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(len(jax.devices()))}
+    for lines in (3, 8):
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        wait_for_lines(tmp_path / "metrics.jsonl", lines, process)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert start(config_for(tmp_path)) == 0
+    assert_same_run(tmp_path, whole)
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 300
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert process.poll() is None, "training ended before it could be killed"
+        assert time.monotonic() < deadline, "training wrote nothing"
+        time.sleep(0.005)
+
+
+def test_finished_run_is_only_exported_again(whole, config_for, monkeypatch):
+    before = exported(whole)
+    monkeypatch.setattr(loop, "place", lambda *_: pytest.fail("a step was made"))
+    assert start(config_for(whole)) == 0
+    jax.tree.map(np.testing.assert_array_equal, exported(whole), before)
+
+
+def test_resuming_with_other_mathematics_is_refused_by_the_flag(whole, config_for, capsys):
+    before = (whole / "config.flags").read_text()
+    assert start(config_for(whole, seed=43)) == 2
+    assert "config.seed was 42, is now 43" in capsys.readouterr().err
+    assert (whole / "config.flags").read_text() == before
+
+
+def test_loss_that_is_no_number_ends_the_run_and_names_the_batch(config_for, target_folder, tmp_path, capsys):
+    """One example holds a token whose embedding is broken."""
+    config, params = load_target(target_folder)
+    poison = params["embed"]["embedding"].at[40].set(np.nan)
+    save_target(tmp_path / "target", config, params | {"embed": {"embedding": poison}})
+    arrays = counting_texts()
+    arrays["tokens"][arrays["offsets"][33]] = 40
+    np.savez(tmp_path / "replies.npz", **arrays)
+    output = tmp_path / "run"
+    assert start(config_for(output, target=str(tmp_path / "target"), data=str(tmp_path / "replies.npz"))) == 2
+    record = json.loads((output / "nonfinite.json").read_text())
+    assert 33 in record["example_ids"]
+    error = capsys.readouterr().err
+    assert f"At step {record['step']} the loss is nan" in error and str(output / "nonfinite.json") in error
+    assert all(int(path.name) < record["step"] for path in (output / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(preset="demo"), "width: target has 40, drafter expects 128"),
+        (dict(data="nowhere.npz"), "No token file at nowhere.npz"),
+        (dict(target="nowhere"), "nowhere"),
+        (dict(sequence_length=1, anchors=0), "--anchors must be at least 1; got 0"),
+        (dict(eval_rows=60), "--eval_rows=60 leaves nothing"),
+    ],
+)
+def test_bad_run_is_refused_in_one_sentence_before_anything_is_written(config_for, tmp_path, capsys, changes, sentence):
+    lines = dict(line.removeprefix("--").split("=", 1) for line in flags_from_record(config_for(tmp_path / "run")))
+    lines |= {name: str(value) for name, value in changes.items()}
+    assert main([f"--{name}={value}" for name, value in lines.items()]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
