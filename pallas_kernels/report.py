@@ -94,5 +94,5 @@ def kernel_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def gigabytes(size: float) -> str:
+def gigabytes(size: int | float) -> str:
     return f"{size / 1e9:>9.3f} GB"
