@@ -152,7 +152,8 @@ def test_parameters_land_under_their_sharding(golden, axes):
 
 
 def test_loading_holds_a_few_tensors_on_the_host_and_never_the_model(tmp_path):
-    """Host arrays are traced, device buffers are not. JAX lets go of a copied array a little after the copy."""
+    """Host arrays are traced, device buffers are not. The reader's own bound, two tensors, has a test of its own; JAX
+    lets go of a copied array a little after the copy, and on a starved machine seven at a time have been seen."""
     ours = dataclasses.replace(config.tiny().target, ffn_width=2**14)
     save_target(tmp_path, ours, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_target(ours)))
     tracemalloc.start()
@@ -160,7 +161,7 @@ def test_loading_holds_a_few_tensors_on_the_host_and_never_the_model(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     largest, everything_else = 2**14 * ours.width * 4, 2**21
-    assert peak < 4 * largest + everything_else < 18 * largest
+    assert peak < 10 * largest + everything_else < 18 * largest
 
 
 def test_parameters_outlive_their_file(tmp_path, golden):
