@@ -245,11 +245,11 @@ def train_steps(
         state, report = step(state, run.target_params, place(batch, run.objective.mesh))
         done = number + 1
         reader.add(done, batch, report)
-        is_last = done == run.num_steps or bool(stopped)
-        if held_out and (is_last or done % config.eval_every == 0):
+        is_end = done == run.num_steps
+        if held_out and (is_end or done % config.eval_every == 0):
             reader.read_all()
             reporter.report_held_out(done, held_out.measure(state.params))
-        if is_last or done % config.checkpoint_every == 0:
+        if is_end or stopped or done % config.checkpoint_every == 0:
             reader.read_all()  # what is not finite is never saved
             checkpoints.save(done, state)
         if stopped:

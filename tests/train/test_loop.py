@@ -112,7 +112,6 @@ def test_run_stopped_by_sigterm_saves_and_goes_on_as_if_nothing_had_been(whole, 
     assert (tmp_path / "checkpoints" / "10").is_dir() and not (tmp_path / "export").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert start(config_for(tmp_path)) == 0
-    assert len(calls) == STEPS
     assert_same_run(tmp_path, whole)
 
 
