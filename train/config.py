@@ -122,6 +122,7 @@ class TrainConfig:
         """Optimizer steps of the whole run, given how many examples there are to train on."""
         if self.steps is not None:
             return self.steps
+        assert self.epochs is not None  # __post_init__ saw to it
         steps = self.epochs * num_examples // self.batch_rows
         if steps < 1:
             raise ValueError(

@@ -66,8 +66,8 @@ class Objective:
         if "reranker" not in params:
             return terms
         rows = anchors.position - 1
-        vectors = Reranker(self.reranker).apply(
-            {"params": params["reranker"]},
+        reranker = Reranker(self.reranker).bind({"params": params["reranker"]})
+        vectors = reranker(
             embed(self, target_params, pool.ids),
             states,
             pool.logprobs,
@@ -99,9 +99,8 @@ class Lesson(NamedTuple):
 
 def read_target(objective: Objective, target_params: Params, batch: Batch) -> Lesson:
     """One pass of the frozen target over the rows; padding stands on the right, where causality hides it."""
-    result = Target(objective.target).apply(
-        {"params": target_params}, batch.token_ids, capture=objective.drafter.target_layer_ids
-    )
+    target = Target(objective.target).bind({"params": target_params})
+    result = target(batch.token_ids, capture=objective.drafter.target_layer_ids)
     lesson = Lesson(features=result.features, hidden=result.hidden)
     return _by_row(objective, jax.lax.stop_gradient(lesson))
 
@@ -149,18 +148,14 @@ def draft_states(
     objective: Objective, params: Params, target_params: Params, batch: Batch, lesson: Lesson, anchors: Anchors
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B A S D"]]:
     """The drafter's context rows, and its states at the rows that speak for slots 1..S."""
-    config, module = objective.drafter, Drafter(objective.drafter)
+    config = objective.drafter
+    drafter = Drafter(config).bind({"params": params})
     anchor_ids = jnp.take_along_axis(batch.token_ids, anchors.position, axis=1)  # [B, A]
     masks = jnp.full((*anchor_ids.shape, config.input_rows - 1), config.mask_id, anchor_ids.dtype)
     block_ids = jnp.concatenate([anchor_ids[:, :, None], masks], axis=-1)  # [B, A, Q]
-    context = _by_row(objective, module.apply({"params": params}, lesson.features, method="fuse"))
-    rows = module.apply(
-        {"params": params},
-        context,
-        embed(objective, target_params, block_ids),
-        anchors.position,
-        anchor_chunk=objective.anchor_chunk,
-    )
+    context = _by_row(objective, drafter.fuse(lesson.features))
+    blocks = embed(objective, target_params, block_ids)
+    rows = drafter(context, blocks, anchors.position, anchor_chunk=objective.anchor_chunk)
     first = 1 if config.slot_convention == "same" else 0
     return context, _by_row(objective, rows[:, :, first : first + config.num_slots])
 
@@ -221,7 +216,7 @@ def target_gaps(
 
 def embed(objective: Objective, target_params: Params, token_ids: Int[Array, "*b"]) -> Float[Array, "*b D"]:
     """Rows of the target's frozen embedding."""
-    return Target(objective.target).apply({"params": target_params}, token_ids, method="embed")
+    return Target(objective.target).bind({"params": target_params}).embed(token_ids)
 
 
 def take_positions(rows: Float[Array, "B T D"], positions: Int[Array, "B *b"]) -> Float[Array, "B *b D"]:
