@@ -148,7 +148,8 @@ def micro_batches(batch: Batch, accumulation: int) -> Batch:
     return jax.tree.map(split, batch)
 
 
-TrainStep = Callable[[TrainState, Params, Batch], tuple[TrainState, StepReport]]
+TrainStep = jax.stages.Wrapped
+"""(state, target parameters, batch) -> (state, report), jitted; it can also be lowered and compiled ahead."""
 
 
 def make_train_step(
