@@ -6,7 +6,7 @@ A comment gives the axis letter (`lilicorr_jax.shapes`) or the paper's symbol of
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -177,12 +177,86 @@ class RerankerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DominoConfig:
+    """Domino's causal correction (arXiv 2605.29707): a GRU over the drafted tokens, and a low-rank step to the logits.
+
+    Which row speaks for which slot is the drafter's `slot_convention`; Domino's "shift_label" is its "next".
+    """
+
+    drafter_width: int  # D
+    vocab_size: int  # V
+    num_slots: int = 15  # S
+    state_width: int = 1024  # of the GRU
+    bottleneck_width: int = 256  # rank of the correction
+    plain_slots: int = 1  # leading slots that keep the drafter's own logits
+    init_std: float = 0.02
+    dtype: Dtype = "float32"
+
+    def __post_init__(self):
+        _require_positive(self, "drafter_width", "vocab_size", "num_slots", "state_width", "bottleneck_width")
+        _require_positive(self, "init_std")
+        _require(
+            0 <= self.plain_slots <= self.num_slots,
+            f"plain_slots must lie in [0, {self.num_slots}]; got {self.plain_slots}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSparkConfig:
+    """DSpark's Markov head and confidence (arXiv 2607.05147, section 3): logits that depend on the token before."""
+
+    drafter_width: int  # D
+    vocab_size: int  # V
+    num_slots: int = 15  # S, its gamma
+    rank: int = 256
+    kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    has_confidence: bool = True
+    confidence_reads_token: bool = True  # beside the drafter's state
+    init_std: float = 0.02
+    dtype: Dtype = "float32"
+
+    def __post_init__(self):
+        _require_positive(self, "drafter_width", "vocab_size", "num_slots", "rank", "init_std")
+        kinds = ("vanilla", "gated", "rnn")
+        _require(self.kind in kinds, f"kind must be one of {', '.join(kinds)}; got {self.kind!r}.")
+
+
+CorrectorConfig = RerankerConfig | DominoConfig | DSparkConfig
+"""What stands behind the drafter and makes its block coherent."""
+
+CORRECTORS: dict[str, type] = {"reranker": RerankerConfig, "domino": DominoConfig, "dspark": DSparkConfig}
+"""By the name of the tree that holds their parameters, beside `drafter`."""
+
+Method = Literal["dflash", "lilicorr", "domino", "dspark"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+def corrector_name(config: CorrectorConfig) -> str:
+    """The key of a corrector's parameters."""
+    return next(name for name, kind in CORRECTORS.items() if isinstance(config, kind))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Weights of the joint loss, Eq. 7: L = L_DFlash + gamma ((1 - mu) L_CE + lambda L_dist + mu L_margin)."""
+    """Weights of every method's loss; LiLiCorr's, Eq. 7: L_DFlash + gamma ((1 - mu) L_CE + lambda L_dist + mu L_margin).
+
+    Each method reads its own. Domino's loss is (1 - w) CE(corrected) + w CE(uncorrected), w falling from
+    `base_weight_start` to 0; DSpark's is a sum of cross-entropy, distance and confidence.
+    """
 
     slot_decay: float = setting(7.0, "beta of Eq. 6: slot s weighs exp(-(s - 1) / beta).")
+    drafter_weighting: Literal["decay", "dpace"] = setting(
+        "decay",
+        "Weights of the drafter's slots: by distance, Eq. 6 (decay), or instead by how much each adds to the expected "
+        "accepted length under the drafter's own probabilities (dpace; dflash and lilicorr).",
+    )
+    dpace_alpha: float = setting(0.5, "D-PACE: probabilities are raised to (1 - alpha) q + alpha.")
     rerank_weight: float = setting(0.25, "gamma of Eq. 7: weight of the lattice terms.")
-    distractor_weight: float = setting(1.0, "lambda of Eq. 7: weight of the distractor penalty, Eq. 4-5.")
+    distractor_weight: float = setting(
+        1.0,
+        "lambda of Eq. 7: weight of the distractor penalty, Eq. 4-5. Appendix C's ablation gives it to the "
+        "cross-entropy: 0 here and twice the rerank_weight.",
+    )
     margin_weight: float = setting(0.0, "mu of Eq. 13: share of the hinge; 0.5 is the paper's margin variant.")
     margin: float = setting(2.0, "rho of Eq. 13: width of the hinge.")
     lattice_blocks: Literal["prefix", "whole"] = setting(
@@ -190,52 +264,91 @@ class ObjectiveConfig:
         "Which blocks the lattice terms use: the covered leading run of supervised slots (prefix), or only blocks "
         "with every slot supervised, the public code's rule (whole).",
     )
+    base_weight_start: float = setting(1.0, "Domino: weight of the uncorrected cross-entropy at the first step.")
+    base_decay_share: float = setting(1.0, "Domino: share of the steps over which that weight falls to 0.")
+    cross_entropy_weight: float = setting(0.1, "DSpark: weight of the corrected cross-entropy.")
+    distance_weight: float = setting(0.9, "DSpark: weight of the L1 distance between drafter and target.")
+    confidence_weight: float = setting(1.0, "DSpark: weight of the confidence's cross-entropy.")
 
     def __post_init__(self):
-        _require_positive(self, "slot_decay")
-        for name in ("rerank_weight", "distractor_weight", "margin_weight", "margin"):
+        _require_positive(self, "slot_decay", "base_decay_share")
+        weights = ("rerank_weight", "distractor_weight", "margin", "cross_entropy_weight", "distance_weight")
+        shares = ("margin_weight", "dpace_alpha", "base_weight_start", "base_decay_share")
+        for name in (*weights, "confidence_weight", *shares):
             value = getattr(self, name)
             _require(
                 math.isfinite(value) and value >= 0, f"ObjectiveConfig.{name} must be finite and >= 0; got {value}."
             )
-        _require(
-            self.margin_weight <= 1, f"ObjectiveConfig.margin_weight is a share, at most 1; got {self.margin_weight}."
-        )
+        for name in shares:
+            _require(
+                getattr(self, name) <= 1,
+                f"ObjectiveConfig.{name} is a share, at most 1; got {getattr(self, name)}.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A target, the drafter that belongs to it, and the reranker that belongs to the drafter."""
+    """A target, the drafter that belongs to it, and every corrector that belongs to the drafter."""
 
     target: TargetConfig
     drafter: DrafterConfig
     reranker: RerankerConfig
+    domino: DominoConfig
+    dspark: DSparkConfig
+
+    def for_method(self, method: Method) -> tuple[DrafterConfig, CorrectorConfig | None]:
+        """The drafter and the corrector of a method.
+
+        The drafters differ in rows and convention alone, so one seed gives all of them the same initial weights:
+        Domino's row 0 drafts too and its last row is not used, DSpark has no row that does not draft.
+        """
+        rows = self.drafter.num_slots
+        chosen: dict[str, tuple[DrafterConfig, CorrectorConfig | None]] = {
+            "dflash": (self.drafter, None),
+            "lilicorr": (self.drafter, self.reranker),
+            "domino": (replace(self.drafter, slot_convention="next", input_rows=rows + 1), self.domino),
+            "dspark": (replace(self.drafter, slot_convention="next", input_rows=rows), self.dspark),
+        }
+        _require(method in chosen, f"method must be one of {', '.join(chosen)}; got {method!r}.")
+        return chosen[method]
 
 
-def check_pair(target: TargetConfig, drafter: DrafterConfig, reranker: RerankerConfig | None = None) -> None:
+def check_pair(target: TargetConfig, drafter: DrafterConfig, corrector: CorrectorConfig | None = None) -> None:
     """Raises ValueError, naming every disagreement, unless the three belong together."""
-    problems = []
-    for name, left, right in (
-        ("width", target.width, drafter.width),
-        ("vocab_size", target.vocab_size, drafter.vocab_size),
-        ("number of target layers", target.num_layers, drafter.num_target_layers),
-    ):
-        if left != right:
-            problems.append(f"{name}: target has {left}, drafter expects {right}")
-    if reranker is not None:
+    problems = [
+        f"{name}: target has {left}, drafter expects {right}"
         for name, left, right in (
-            ("drafter width", drafter.width, reranker.drafter_width),
-            ("number of slots", drafter.num_slots, reranker.num_slots),
-        ):
-            if left != right:
-                problems.append(f"{name}: drafter has {left}, reranker expects {right}")
+            ("width", target.width, drafter.width),
+            ("vocab_size", target.vocab_size, drafter.vocab_size),
+            ("number of target layers", target.num_layers, drafter.num_target_layers),
+        )
+        if left != right
+    ]
+    if corrector is not None:
+        pairs = [
+            ("drafter width", drafter.width, corrector.drafter_width),
+            ("number of slots", drafter.num_slots, corrector.num_slots),
+        ]
+        if not isinstance(corrector, RerankerConfig):
+            pairs.append(("vocab_size", drafter.vocab_size, corrector.vocab_size))
+        name = corrector_name(corrector)
+        problems += [f"{what}: drafter has {left}, {name} expects {right}" for what, left, right in pairs if left != right]
     if problems:
         raise ValueError(
             "These models do not belong together: " + "; ".join(problems) + ". Load a drafter trained for this target."
         )
 
 
-def _preset(target: TargetConfig, *, drafter_layers: int, mask_id: int, num_slots: int, **reranker) -> Preset:
+def _preset(
+    target: TargetConfig,
+    *,
+    drafter_layers: int,
+    mask_id: int,
+    num_slots: int,
+    reranker: dict | None = None,
+    domino: dict | None = None,
+    dspark: dict | None = None,
+) -> Preset:
     drafter = DrafterConfig(
         vocab_size=target.vocab_size,
         width=target.width,
@@ -254,10 +367,15 @@ def _preset(target: TargetConfig, *, drafter_layers: int, mask_id: int, num_slot
         input_rows=num_slots + 1,
         num_slots=num_slots,
     )
-    head = RerankerConfig(
-        drafter_width=target.width, num_slots=num_slots, norm_eps=target.norm_eps, dtype=target.dtype, **reranker
+    shared: dict = dict(drafter_width=target.width, num_slots=num_slots, dtype=target.dtype)
+    scoring = shared | dict(vocab_size=target.vocab_size)
+    return Preset(
+        target=target,
+        drafter=drafter,
+        reranker=RerankerConfig(norm_eps=target.norm_eps, **shared, **(reranker or {})),
+        domino=DominoConfig(**scoring, **(domino or {})),
+        dspark=DSparkConfig(**scoring, **(dspark or {})),
     )
-    return Preset(target=target, drafter=drafter, reranker=head)
 
 
 def _qwen3(width: int, ffn_width: int, tie_embeddings: bool) -> Preset:
@@ -294,13 +412,18 @@ def tiny() -> Preset:
         init_std=0.15,
     )
     return _preset(
-        target, drafter_layers=2, mask_id=95, num_slots=5, num_candidates=3, width=24, num_heads=2, ffn_width=56,
-        factor_width=32,
-    )  # fmt: skip
+        target,
+        drafter_layers=2,
+        mask_id=95,
+        num_slots=5,
+        reranker=dict(num_candidates=3, width=24, num_heads=2, ffn_width=56, factor_width=32),
+        domino=dict(state_width=48, bottleneck_width=12),
+        dspark=dict(rank=20),
+    )
 
 
 def demo() -> Preset:
-    """The shipped demo target (see demo/README.md) with a drafter and a reranker of its scale."""
+    """The shipped demo target (see demo/README.md) with a drafter and correctors of its scale."""
     target = TargetConfig(
         vocab_size=512,
         width=128,
@@ -314,21 +437,26 @@ def demo() -> Preset:
         tie_embeddings=True,
         eos_ids=(2, 0),
     )
+    wide = dict(init_std=0.08)  # about 1 / sqrt(width): at this width 0.02 costs a short run a tenth of its loss
     preset = _preset(
-        target, drafter_layers=2, mask_id=3, num_slots=15, num_candidates=8, width=64, num_heads=2, ffn_width=128,
-        factor_width=64, init="fan_in",
-    )  # fmt: skip
-    # About 1 / sqrt(width): at this width 0.02 costs a short run a tenth of its loss.
-    return replace(preset, drafter=replace(preset.drafter, init_std=0.08))
+        target,
+        drafter_layers=2,
+        mask_id=3,
+        num_slots=15,
+        reranker=dict(num_candidates=8, width=64, num_heads=2, ffn_width=128, factor_width=64, init="fan_in"),
+        domino=dict(state_width=128, bottleneck_width=32, **wide),
+        dspark=dict(rank=32, **wide),
+    )
+    return replace(preset, drafter=replace(preset.drafter, **wide))
 
 
 def qwen3_4b() -> Preset:
-    """Qwen3-4B and the paper's Table 4."""
+    """Qwen3-4B, the paper's Table 4, and the published sizes of Domino and DSpark."""
     return _qwen3(width=2560, ffn_width=9728, tie_embeddings=True)
 
 
 def qwen3_8b() -> Preset:
-    """Qwen3-8B and the paper's Table 4."""
+    """Qwen3-8B, the paper's Table 4, and the published sizes of Domino and DSpark."""
     return _qwen3(width=4096, ffn_width=12_288, tie_embeddings=False)
 
 
