@@ -238,9 +238,9 @@ def corrector_name(config: CorrectorConfig) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Weights of every method's loss; LiLiCorr's, Eq. 7: L_DFlash + gamma ((1 - mu) L_CE + lambda L_dist + mu L_margin).
+    """Weights of the joint loss, Eq. 7: L = L_DFlash + gamma ((1 - mu) L_CE + lambda L_dist + mu L_margin).
 
-    Each method reads its own. Domino's loss is (1 - w) CE(corrected) + w CE(uncorrected), w falling from
+    And of the other methods' losses; each reads its own. Domino's loss is (1 - w) CE(corrected) + w CE(uncorrected), w falling from
     `base_weight_start` to 0; DSpark's is a sum of cross-entropy, distance and confidence.
     """
 
