@@ -240,8 +240,8 @@ def corrector_name(config: CorrectorConfig) -> str:
 class ObjectiveConfig:
     """Weights of the joint loss, Eq. 7: L = L_DFlash + gamma ((1 - mu) L_CE + lambda L_dist + mu L_margin).
 
-    And of the other methods' losses; each reads its own. Domino's loss is (1 - w) CE(corrected) + w CE(uncorrected), w falling from
-    `base_weight_start` to 0; DSpark's is a sum of cross-entropy, distance and confidence.
+    And of the other methods' losses; each reads its own. Domino's is (1 - w) CE(corrected) + w CE(uncorrected), w
+    falling from `base_weight_start` to 0; DSpark's is a sum of cross-entropy, distance and confidence.
     """
 
     slot_decay: float = setting(7.0, "beta of Eq. 6: slot s weighs exp(-(s - 1) / beta).")
