@@ -1,17 +1,19 @@
 """Prompts for a benchmark: read from a file, sampled evenly over categories, written in the target's chat template.
 
-Owns the prompt file's format, the choice of prompts and its hash, and the one place in `serve` that reads a tokenizer.
-It knows no model and no clock. Of a conversation with several turns only the first is used, for now.
+Owns the prompt file's format, the choice of prompts and its hash. It knows no model and no clock. Of a
+conversation with several turns only the first is used, for now.
 """
 
 import hashlib
 import json
-import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from lilicorr_jax.chat import prompt_ids
+from lilicorr_jax.conversion.tokenizer import load_tokenizer as load_tokenizer
 
 SHOWN_PROBLEMS = 10
 
@@ -87,51 +89,13 @@ def digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(json.dumps(rows, ensure_ascii=True).encode()).hexdigest()
 
 
-def load_tokenizer(folder: str | Path):
-    """The tokenizer of a local model folder.
-
-    Raises:
-      ValueError: the folder has no tokenizer that transformers can read.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no models of transformers are used here
-    from transformers import AutoTokenizer  # a second of import, which reading prompts doesn't need
-
-    if not Path(folder).is_dir():
-        raise ValueError(f"The tokenizer is read from a model folder; got {str(folder)!r}, which is no folder.")
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} holds no readable tokenizer; put tokenizer.json and tokenizer_config.json there. ({error})"
-        ) from error
-
-
 def templated(tokenizer, text: str) -> tuple[int, ...]:
     """Ids of a user's text in the tokenizer's chat template, up to where the reply begins; thinking is off.
 
     Raises:
       ValueError: the tokenizer has no chat template.
     """
-    template = getattr(tokenizer, "chat_template", None)
-    if not template:
-        raise ValueError("The target's tokenizer has no chat template; add `chat_template` to tokenizer_config.json.")
-    switches = {"enable_thinking": False} if "enable_thinking" in str(template) else {}
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, **switches
-    )
-    return _flat_ids(ids)
-
-
-def _flat_ids(encoded) -> tuple[int, ...]:
-    """One row of ids, whatever the tokenizer's version returns: ids, a batch of one row, an array, or a mapping."""
-    if isinstance(encoded, Mapping):
-        encoded = encoded["input_ids"]
-    ids = encoded.tolist() if hasattr(encoded, "tolist") else list(encoded)
-    if len(ids) == 1 and isinstance(ids[0], list | tuple):
-        ids = ids[0]
-    if not ids or not all(isinstance(token, int) for token in ids):
-        raise ValueError(f"The chat template gave {type(encoded).__name__} {str(ids)[:60]}; a row of ids is needed.")
-    return tuple(ids)
+    return prompt_ids(tokenizer, [{"role": "user", "content": text}])
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
