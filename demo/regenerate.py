@@ -1,6 +1,6 @@
 """The target's own replies, for training drafters, and held-out prompts: `python -m demo.regenerate`.
 
-Writes replies.npz, a token file as `train.data` reads it, and heldout.jsonl, prompts as `serve.workload` reads them.
+Writes replies.npz, a token file as `train.tokens` reads it, and heldout.jsonl, prompts as `serve.workload` reads them.
 Both follow from the seed and the target alone.
 """
 
@@ -42,7 +42,7 @@ class RegenerateConfig:
 def write_token_file(
     path: Path, prompts: Sequence[list[int]], answers: Sequence[list[int]], categories: Sequence[str]
 ) -> None:
-    """Prompts and replies as one compressed .npz: tokens, offsets, prompt_lengths, category (see `train.data`)."""
+    """Prompts and replies as one compressed .npz: tokens, offsets, prompt_lengths, category (see `train.tokens`)."""
     lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
     tokens = [token for pair in zip(prompts, answers, strict=True) for part in pair for token in part]
     np.savez_compressed(

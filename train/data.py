@@ -1,16 +1,12 @@
-"""Token files, the rows that can teach something, and the batch of each step.
+"""The rows that can teach something, padded, and the batch of each step, whatever the examples are kept in.
 
-A token file is an .npz of a target's own replies: `tokens` (integers, every example's prompt then its reply, one
-after the other), `offsets` [N + 1] (where each example begins; the last entry is the total), `prompt_lengths` [N]
-(tokens that are read but not learned); other arrays are left alone. A reply ends with its end-of-turn token, which
-is learned. The only file that imports grain.
+Examples come from a token file (`train.tokens`) or from a folder of prepared records (`train.records`). Which rows a
+step has is a function of (seed, step) alone, so a run goes on with the same rows on any number of hosts. The only file
+that imports grain.
 """
 
-import zipfile
-import zlib
-from dataclasses import dataclass
-from pathlib import Path
-from typing import SupportsIndex
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import grain
 import numpy as np
@@ -18,7 +14,32 @@ from flax import struct
 
 from lilicorr_jax.shapes import Array, Bool, Int32
 
-FINGERPRINTED_TOKENS = 1_000_000
+
+class Example(NamedTuple):
+    """One text: its token ids, and for each whether it is learned."""
+
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Texts with random access, and what tells one set of them from another."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Example: ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every text, [N]."""
+        ...
+
+    def teaching(self, sequence_length: int) -> np.ndarray:
+        """Ids of the texts with two learned tokens in a row within `sequence_length`: an anchor, and a slot."""
+        ...
+
+    def fingerprint(self) -> int | str: ...
 
 
 @struct.dataclass
@@ -38,88 +59,16 @@ class Batch:
     example_id: Int32[Array, "B"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenFile:
-    """Examples of a token file, in memory."""
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    prompt_lengths: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.prompt_lengths)
-
-    def fingerprint(self) -> int:
-        """A checksum of all lengths and of the first million tokens."""
-        parts = (self.offsets, self.prompt_lengths, self.tokens[:FINGERPRINTED_TOKENS])
-        checksum = 0
-        for part in parts:
-            checksum = zlib.crc32(np.ascontiguousarray(part, np.int64), checksum)
-        return checksum
-
-
-def read_token_file(path: str | Path, vocab_size: int) -> TokenFile:
-    """Reads a token file whole.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no token file, holds no example, its lengths disagree, or an id is outside the vocabulary.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"No token file at {path}: give --data a .npz of the target's replies.")
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no zip archive, or not a whole one")
-        with np.load(path, allow_pickle=False) as arrays:
-            file = TokenFile(**{name: np.asarray(arrays[name]) for name in TokenFile.__dataclass_fields__})
-    except KeyError as error:
-        raise ValueError(f"{path} is no token file: {error.args[0]}; see train/data.py for what it holds.") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} can't be read as an .npz of plain arrays: {error}.") from None
-    _check(file, path, vocab_size)
-    return file
-
-
-def _check(file: TokenFile, path: str | Path, vocab_size: int) -> None:
-    for name in TokenFile.__dataclass_fields__:
-        array = getattr(file, name)
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(f"{path}: {name} must be a vector of integers; got {array.dtype} of shape {array.shape}.")
-    if len(file) == 0:
-        raise ValueError(f"{path} holds 0 examples; at least one is needed.")
-    lengths = np.diff(file.offsets.astype(np.int64))
-    if len(lengths) != len(file):
-        raise ValueError(f"{path}: {len(file)} prompt lengths need {len(file) + 1} offsets; got {len(file.offsets)}.")
-    if file.offsets[0] != 0 or file.offsets[-1] != len(file.tokens) or lengths.min() < 0:
-        raise ValueError(
-            f"{path}: offsets must rise from 0 to the number of tokens, {len(file.tokens)}; they run from "
-            f"{file.offsets[0]} to {file.offsets[-1]}, the smallest step is {lengths.min()}."
-        )
-    wrong = np.flatnonzero((file.prompt_lengths < 0) | (file.prompt_lengths > lengths))
-    if len(wrong):
-        raise ValueError(
-            f"{path}: prompt_lengths must lie between 0 and the example's length; example {wrong[0]} of "
-            f"{lengths[wrong[0]]} tokens has {file.prompt_lengths[wrong[0]]}."
-        )
-    if len(file.tokens) and not 0 <= file.tokens.min() <= file.tokens.max() < vocab_size:
-        outside = np.flatnonzero((file.tokens < 0) | (file.tokens >= vocab_size))[0]
-        raise ValueError(
-            f"{path}: token ids must lie in the target's vocabulary [0, {vocab_size}); token {outside} is "
-            f"{file.tokens[outside]}. Was it made with another target?"
-        )
-
-
-def trainable_examples(file: TokenFile, sequence_length: int) -> np.ndarray:
+def trainable_examples(examples: Examples, sequence_length: int) -> np.ndarray:
     """Ids of the examples with two reply tokens in a row within `sequence_length`: an anchor, and a slot to learn.
 
     Raises ValueError if there is none.
     """
-    visible = np.minimum(np.diff(file.offsets.astype(np.int64)), sequence_length)
-    ids = np.flatnonzero(visible - file.prompt_lengths >= 2)
+    ids = examples.teaching(sequence_length)
     if len(ids) == 0:
         raise ValueError(
-            f"None of {len(file)} examples has two reply tokens in a row within {sequence_length} tokens, so there is "
-            "nothing to learn; give a larger --sequence_length or other data."
+            f"None of {len(examples)} examples has two reply tokens in a row within {sequence_length} tokens, so there "
+            "is nothing to learn; give a larger --sequence_length or other data."
         )
     return ids
 
@@ -135,8 +84,8 @@ def hold_out(ids: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 class Rows:
     """Random access to padded rows; the source that grain shuffles."""
 
-    def __init__(self, file: TokenFile, example_ids: np.ndarray, sequence_length: int):
-        self.file, self.example_ids, self.sequence_length = file, example_ids, sequence_length
+    def __init__(self, examples: Examples, example_ids: np.ndarray, sequence_length: int):
+        self.examples, self.example_ids, self.sequence_length = examples, example_ids, sequence_length
 
     def __len__(self) -> int:
         return len(self.example_ids)
@@ -144,22 +93,45 @@ class Rows:
     def __getitem__(self, index: SupportsIndex) -> Batch:
         """One row: a batch without its batch axis."""
         example = int(self.example_ids[index])
-        first, last = (int(edge) for edge in self.file.offsets[example : example + 2])
-        length = min(last - first, self.sequence_length)
-        token_ids = np.zeros(self.sequence_length, np.int32)
-        token_ids[:length] = self.file.tokens[first : first + length]
-        positions = np.arange(self.sequence_length)
+        text = self.examples[example]
+        length = min(len(text.token_ids), self.sequence_length)
+        token_ids, loss_mask = np.zeros(self.sequence_length, np.int32), np.zeros(self.sequence_length, bool)
+        token_ids[:length], loss_mask[:length] = text.token_ids[:length], text.loss_mask[:length]
         return Batch(
-            token_ids=token_ids,
-            loss_mask=(positions >= self.file.prompt_lengths[example]) & (positions < length),
-            length=np.int32(length),
-            example_id=np.int32(example),
-        )
+            token_ids=token_ids, loss_mask=loss_mask, length=np.int32(length), example_id=np.int32(example)
+        )  # fmt: skip
 
 
-def batches(rows: Rows, batch_rows: int, seed: int) -> grain.MapDataset:
-    """The endless sequence of batches: `[step]` depends on seed and step alone; each pass has an order of its own."""
-    return grain.MapDataset.source(rows).seed(seed).shuffle().repeat().batch(batch_rows, drop_remainder=True)
+def batches(rows: Rows, batch_rows: int, seed: int, buckets: Sequence[int] = ()) -> grain.MapDataset:
+    """The endless sequence of batches: `[step]` depends on seed and step alone; each pass has an order of its own.
+
+    Args:
+        buckets: lengths to pad to, below the rows' own. Then every batch has rows of one bucket, padded to its length,
+            and buckets take turns by how many rows they have; each passes over its rows in epochs of its own.
+    """
+    groups = by_length(rows, batch_rows, buckets)
+
+    def endless(group: Rows, seed: int) -> grain.MapDataset:
+        return grain.MapDataset.source(group).seed(seed).shuffle().repeat().batch(batch_rows, drop_remainder=True)
+
+    if len(groups) == 1:
+        return endless(groups[0], seed)
+    parts = [endless(group, seed + number) for number, group in enumerate(groups)]
+    return grain.MapDataset.mix(parts, weights=[len(group) for group in groups])
+
+
+def by_length(rows: Rows, batch_rows: int, buckets: Sequence[int]) -> list[Rows]:
+    """The rows of every bucket, the shortest bucket that holds them; a bucket without a whole batch joins the next."""
+    bounds = [*sorted(bucket for bucket in set(buckets) if bucket < rows.sequence_length), rows.sequence_length]
+    lengths = np.minimum(rows.examples.lengths[rows.example_ids], rows.sequence_length)
+    bucket_of = np.searchsorted(bounds, lengths)
+    groups, waiting = [], np.zeros(0, rows.example_ids.dtype)
+    for number, bound in enumerate(bounds):
+        waiting = np.sort(np.concatenate([waiting, rows.example_ids[bucket_of == number]]))
+        if len(waiting) >= batch_rows or (bound == rows.sequence_length and len(waiting)):
+            groups.append(Rows(rows.examples, waiting, bound))
+            waiting = waiting[:0]
+    return groups
 
 
 def in_order(rows: Rows, batch_rows: int) -> list[Batch]:

@@ -27,7 +27,7 @@ from lilicorr_jax.losses.terms import Terms, joint_loss, metrics
 from lilicorr_jax.sharding import make_mesh
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
-from train.data import Batch, Rows, batches, hold_out, in_order, read_token_file, trainable_examples
+from train.data import Batch, Rows, batches, hold_out, in_order, trainable_examples
 from train.export import export
 from train.objective import Objective, Params
 from train.progress import Reporter
@@ -42,6 +42,7 @@ from train.step import (
     make_train_step,
     place,
 )
+from train.tokens import read_token_file
 
 CONFIG, CHECKPOINTS, METRICS, NON_FINITE = "config.flags", "checkpoints", "metrics.jsonl", "nonfinite.json"
 RERANKER_METRICS = ("rerank_loss", "distractor_loss", "margin_loss", "selected_prefix")

@@ -6,7 +6,7 @@ import pytest
 from demo import corpus, regenerate
 from lilicorr_jax.flags import run_main
 from serve.workload import read_prompts
-from train.data import read_token_file
+from train.tokens import read_token_file
 
 
 def test_a_token_file_gives_back_prompts_and_replies(tmp_path):

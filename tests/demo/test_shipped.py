@@ -17,7 +17,7 @@ from lilicorr_jax.conversion.checkpoint import load_target
 from lilicorr_jax.models.target import Target
 from serve.report import is_degenerate
 from serve.workload import load_tokenizer, read_prompts, templated
-from train.data import read_token_file
+from train.tokens import read_token_file
 
 DEMO = Path(__file__).parents[2] / "demo"
 MIB = 2**20

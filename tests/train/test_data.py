@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.train.texts import VOCAB, counting_texts
-from train.data import Rows, TokenFile, batches, hold_out, in_order, read_token_file, trainable_examples
+from train.data import Rows, batches, by_length, hold_out, in_order, trainable_examples
+from train.tokens import TokenFile, read_token_file
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,53 @@ def test_batch_that_ends_an_epoch_goes_on_with_the_next(file):
     data = batches(Rows(file, np.arange(60), 24), 8, 0)  # 7.5 batches an epoch
     assert len(data[7].example_id) == 8
     assert sorted(i for step in range(15) for i in data[step].example_id.tolist()) == sorted([*range(60)] * 2)
+
+
+BUCKETS = (10, 16)
+
+
+def bucketed(file, batch_rows=4, seed=3):
+    return batches(Rows(file, np.arange(60), 24), batch_rows, seed, BUCKETS)
+
+
+def test_batch_of_a_bucket_is_padded_to_the_shortest_length_that_holds_its_rows(file):
+    data, padded = bucketed(file), Rows(file, np.arange(60), 24)
+    widths = set()
+    for step in range(30):
+        batch = data[step]
+        width = batch.token_ids.shape[1]
+        widths.add(width)
+        below = max((bucket for bucket in (0, *BUCKETS) if bucket < width), default=0)
+        for row, example in enumerate(batch.example_id.tolist()):
+            length = min(int(file.offsets[example + 1] - file.offsets[example]), 24)
+            assert below < length <= width
+            np.testing.assert_array_equal(batch.token_ids[row], padded[example].token_ids[:width])
+            np.testing.assert_array_equal(batch.loss_mask[row], padded[example].loss_mask[:width])
+    assert widths == {10, 16, 24}
+
+
+def test_bucketed_batches_are_a_function_of_seed_and_step_and_use_all_rows_alike(file):
+    steps = range(150)
+    ids = [bucketed(file)[step].example_id.tolist() for step in steps]
+    assert ids == [bucketed(file)[step].example_id.tolist() for step in reversed(steps)][::-1]
+    assert ids != [bucketed(file, seed=4)[step].example_id.tolist() for step in steps]
+    counts = np.bincount(np.concatenate(ids), minlength=60)  # ten passes
+    assert counts.min() >= 9 and counts.max() <= 11
+
+
+def test_bucket_with_too_few_rows_for_a_batch_joins_the_next(file):
+    groups = by_length(Rows(file, np.arange(60), 24), 40, BUCKETS)
+    assert sorted(i for group in groups for i in group.example_ids.tolist()) == list(range(60))
+    assert [group.sequence_length for group in groups] == [24] or len(groups[0]) >= 40
+    assert [len(group) for group in by_length(Rows(file, np.arange(60), 24), 4, (24, 30))] == [60]
+
+
+def test_hosts_hold_every_row_of_an_epoch_once_between_them():
+    """Ten rows, four hosts, two epochs; every host reads the batch of a step and keeps its own rows."""
+    file = TokenFile(**counting_texts(10))
+    host_data = [batches(Rows(file, np.arange(10), 24), 4, 0) for _ in range(4)]
+    seen = [int(host_data[host][step].example_id[host]) for step in range(5) for host in range(4)]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
 
 
 def test_examples_without_two_reply_tokens_in_a_row_are_dropped(file):
