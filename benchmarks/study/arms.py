@@ -1,0 +1,128 @@
+"""What the study trains: a table of arms, each a line of flags of `train.main` with a seed.
+
+Arms of one seed are paired: the same start of the backbone, the same order of rows, the same anchors. Owns no process
+and no file.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FLAGFILE = "train/flagfiles/demo.flags"
+STEPS = 2000
+REFERENCE, BASE = "lilicorr", "dflash"  # the method, and the one that it is compared with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way of training.
+
+    Attributes:
+        label: what tables call it.
+        flags: of `train.main`, behind the shared flagfile.
+        seeds: of training.
+        kinds: ways of drafting that `serve.bench` measures; the first one is the variant's own.
+        equal_time: it makes as many steps as the reference's CPU time allows, instead of the reference's steps.
+    """
+
+    name: str
+    label: str
+    flags: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    kinds: tuple[str, ...]
+    equal_time: bool = False
+
+
+WALKS = ("greedy", "exact", "sampled", "argmax")
+
+VARIANTS = (
+    Variant(name="dflash", label="DFlash", flags=("--method=dflash",), seeds=(0, 1, 2), kinds=("argmax",)),
+    Variant(name="lilicorr", label="LiLiCorr", flags=("--method=lilicorr",), seeds=(0, 1, 2), kinds=WALKS),
+    Variant(
+        name="lilicorr-margin",
+        label="LiLiCorr + margin",
+        flags=("--method=lilicorr", "--objective.margin_weight=0.5", "--objective.margin=2"),
+        kinds=WALKS,
+    ),
+    Variant(  # lambda is 1, so the cross-entropy's weight doubles
+        name="lilicorr-no-penalty",
+        label="LiLiCorr without the distractor penalty",
+        flags=("--method=lilicorr", "--objective.distractor_weight=0", "--objective.rerank_weight=0.1"),
+        kinds=WALKS,
+    ),
+    Variant(
+        name="lilicorr-paper-weight",
+        label="LiLiCorr, the paper's lattice weight 0.25",
+        flags=("--method=lilicorr", "--objective.rerank_weight=0.25"),
+        kinds=WALKS,
+    ),
+    Variant(name="domino", label="Domino", flags=("--method=domino",), kinds=("greedy",)),
+    Variant(name="dspark", label="DSpark", flags=("--method=dspark",), kinds=("greedy", "sampled")),
+    Variant(
+        name="dflash-long",
+        label="DFlash at LiLiCorr's CPU time",
+        flags=("--method=dflash",),
+        kinds=("argmax",),
+        equal_time=True,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A variant at one seed."""
+
+    variant: Variant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant.name}-s{self.seed}"
+
+
+def arms(variants: Sequence[Variant] = VARIANTS) -> list[Arm]:
+    """Every arm, the first seeds of all variants before any second seed; what needs others' times comes last."""
+    deepest = max(len(variant.seeds) for variant in variants)
+    rounds = [
+        Arm(variant=variant, seed=variant.seeds[i])
+        for i in range(deepest)
+        for variant in variants
+        if i < len(variant.seeds)
+    ]
+    return sorted(rounds, key=lambda arm: arm.variant.equal_time)
+
+
+def choose(names: Sequence[str], variants: Sequence[Variant] = VARIANTS) -> list[Arm]:
+    """The arms of these names, of arms or of whole variants, in the order given; all if there is none.
+
+    Raises:
+        ValueError: a name belongs to nothing.
+    """
+    everything = arms(variants)
+    found = {arm.name: [arm] for arm in everything}
+    found |= {variant.name: [arm for arm in everything if arm.variant is variant] for variant in variants}
+    if unknown := [name for name in names if name not in found]:
+        raise ValueError(f"--arms names {unknown[0]!r}; choose among {', '.join(found)}.")
+    return list(dict.fromkeys(arm for name in names for arm in found[name])) or everything
+
+
+def num_steps(arm: Arm, steps: int, step_cpu_s: Mapping[str, float]) -> int:
+    """Optimizer steps of an arm.
+
+    Args:
+        steps: what every variant makes.
+        step_cpu_s: CPU seconds of a step by variant, of those that have been trained.
+
+    Raises:
+        ValueError: the arm's steps follow from times that are not known yet.
+    """
+    if not arm.variant.equal_time:
+        return steps
+    if missing := [name for name in (REFERENCE, BASE) if name not in step_cpu_s]:
+        raise ValueError(f"The steps of {arm.name} follow from the CPU time of {missing[0]}, which is not trained yet.")
+    return round(steps * step_cpu_s[REFERENCE] / step_cpu_s[BASE])
+
+
+def train_flags(arm: Arm, steps: int, output: str) -> list[str]:
+    """The arguments of `train.main`; the last occurrence of a flag wins."""
+    settings = [f"--seed={arm.seed}", f"--steps={steps}", f"--output={output}"]
+    return [f"--flagfile={FLAGFILE}", *arm.variant.flags, *settings]
