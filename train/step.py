@@ -135,7 +135,7 @@ def gradients(
     start = (LossParts(nothing, nothing), Terms.zero())
     (trees, terms), _ = jax.lax.scan(add_micro_batch, start, micro_batches(batch, accumulation))
     counts = loss_counts(terms)
-    divided = jax.tree.map(lambda one, other: one / counts.drafter + other / counts.lattice, *trees)
+    divided = jax.tree.map(lambda one, other: one / counts.block + other / counts.lattice, *trees)
     return divided, terms
 
 

@@ -1,8 +1,8 @@
-"""The joint loss as sums and counts, so that it is divided once, over everything that was added up (Eq. 7).
+"""Every method's loss as sums and counts, so that it is divided once, over everything that was added up (Eq. 7).
 
-Terms of micro-batches, devices and hosts simply add: how a batch was split never shows in the loss. The drafter term is
-a mean over slot weights and the lattice terms are means over lattice slots; the two denominators are known only after
-the forward pass, so whoever accumulates gradients keeps one tree for each numerator of `loss_sums`.
+Terms of micro-batches, devices and hosts simply add: how a batch was split never shows in the loss. The terms of blocks
+are means over slot weights and the lattice terms are means over lattice slots; the two denominators are known only
+after the forward pass, so whoever accumulates gradients keeps one tree for each numerator of `loss_sums`.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.config import ObjectiveConfig
-from lilicorr_jax.losses.drafter import block_cross_entropy, supervised_weights
+from lilicorr_jax.losses.drafter import block_cross_entropy, drafter_weights
 from lilicorr_jax.losses.prefix import GoldRanks, lattice_slots, leading_run
 from lilicorr_jax.losses.rerank import cross_entropy, distractor_cost, gold_path_scores, margin_hinge
 from lilicorr_jax.shapes import Array, Bool, Float
@@ -26,10 +26,14 @@ class Terms:
     """Sums and counts of the objective and its metrics; float32 scalars.
 
     A prefix is a leading run of supervised slots in which the pool holds the gold token (oracle), ranks it first
-    (top1), or the reranker's greedy walk picks it (selected); `num_blocks` are those whose first slot is supervised.
+    (top1), or the method picks it, by the reranker's greedy walk or by the corrected logits (selected); `num_blocks`
+    are those whose first slot is supervised.
     """
 
     drafter_sum: Scalar  # sum of -w_s log p_s(g_s), Eq. 6
+    corrected_sum: Scalar  # the same of a corrector's logits (Domino, DSpark)
+    distance_sum: Scalar  # sum of w_s |q_s - p_s|, the corrected distribution's L1 distance from the target's (DSpark)
+    confidence_sum: Scalar  # sum of w_s times the confidence's cross-entropy (DSpark)
     slot_weight_sum: Scalar  # sum of w_s over supervised slots
     rerank_sum: Scalar  # Eq. 3 before its division
     distractor_sum: Scalar  # Eq. 4-5
@@ -59,7 +63,7 @@ def drafter_terms(
     config: ObjectiveConfig,
 ) -> Terms:
     """The drafter's share of the terms: Eq. 6 and what its candidates cover. The reranker's share is zero."""
-    weights = supervised_weights(is_supervised, config.slot_decay)
+    weights = drafter_weights(gold_logprobs, is_supervised, config)
     is_covered = gold.is_covered & is_supervised
     is_correct = is_covered & (gold.rank == 0)
     return Terms.zero().replace(
@@ -103,37 +107,50 @@ def lattice_terms(
     )
 
 
-class LossParts(NamedTuple):
-    """One scalar for the drafter term of Eq. 7 and one for the lattice terms."""
+class Mixture(NamedTuple):
+    """What each block term weighs in a method's loss; the drafter's cross-entropy alone is DFlash's and LiLiCorr's."""
 
-    drafter: Scalar
+    drafter: float | Scalar = 1.0
+    corrected: float | Scalar = 0.0
+    distance: float | Scalar = 0.0
+    confidence: float | Scalar = 0.0
+
+
+DRAFTER_ALONE = Mixture()
+
+
+class LossParts(NamedTuple):
+    """One scalar for the block terms of the loss and one for the lattice terms of Eq. 7."""
+
+    block: Scalar
     lattice: Scalar
 
 
-def loss_sums(terms: Terms, config: ObjectiveConfig) -> LossParts:
-    """The joint loss's numerators, weighted as in Eq. 7.
+def loss_sums(terms: Terms, config: ObjectiveConfig, mixture: Mixture = DRAFTER_ALONE) -> LossParts:
+    """The loss's numerators; every weight stands here.
 
-    The drafter's sum, and gamma ((1 - mu) CE + lambda Omega + mu hinge); every weight stands here.
+    The mixture of the block terms, and Eq. 7's gamma ((1 - mu) CE + lambda Omega + mu hinge), 0 without a reranker.
     """
+    sums = (terms.drafter_sum, terms.corrected_sum, terms.distance_sum, terms.confidence_sum)
     hinge_share = config.margin_weight
     rerank = (1 - hinge_share) * terms.rerank_sum + hinge_share * terms.margin_sum
     lattice = config.rerank_weight * (rerank + config.distractor_weight * terms.distractor_sum)
-    return LossParts(drafter=terms.drafter_sum, lattice=lattice)
+    return LossParts(block=sum(map(jnp.multiply, mixture, sums)), lattice=lattice)
 
 
 def loss_counts(terms: Terms) -> LossParts:
-    """The joint loss's denominators: slot weights and lattice slots, 1 where there are none."""
-    return LossParts(drafter=_or_one(terms.slot_weight_sum), lattice=_or_one(terms.num_lattice_slots))
+    """The loss's denominators: slot weights and lattice slots, 1 where there are none."""
+    return LossParts(block=_or_one(terms.slot_weight_sum), lattice=_or_one(terms.num_lattice_slots))
 
 
-def joint_loss(terms: Terms, config: ObjectiveConfig) -> Scalar:
+def joint_loss(terms: Terms, config: ObjectiveConfig, mixture: Mixture = DRAFTER_ALONE) -> Scalar:
     """L = L_DFlash + gamma ((1 - mu) L_CE + lambda L_dist + mu L_margin) (Eq. 7; with mu > 0, Eq. 13).
 
-    L_DFlash is a mean weighted by Eq. 6, the others are means over all lattice slots. A set with nothing in it gives 0
-    and a zero gradient.
+    L_DFlash, or what `mixture` has in its place, is a mean weighted by Eq. 6, the others are means over all lattice
+    slots. A set with nothing in it gives 0 and a zero gradient.
     """
-    sums, counts = loss_sums(terms, config), loss_counts(terms)
-    return sums.drafter / counts.drafter + sums.lattice / counts.lattice
+    sums, counts = loss_sums(terms, config, mixture), loss_counts(terms)
+    return sums.block / counts.block + sums.lattice / counts.lattice
 
 
 def metrics(terms: Terms) -> dict[str, Scalar]:
@@ -141,7 +158,10 @@ def metrics(terms: Terms) -> dict[str, Scalar]:
     counts = loss_counts(terms)
     slots, blocks = _or_one(terms.num_supervised), _or_one(terms.num_blocks)
     return {
-        "drafter_loss": terms.drafter_sum / counts.drafter,
+        "drafter_loss": terms.drafter_sum / counts.block,
+        "corrected_loss": terms.corrected_sum / counts.block,
+        "distance": terms.distance_sum / counts.block,
+        "confidence_loss": terms.confidence_sum / counts.block,
         "rerank_loss": terms.rerank_sum / counts.lattice,
         "distractor_loss": terms.distractor_sum / counts.lattice,
         "margin_loss": terms.margin_sum / counts.lattice,

@@ -76,10 +76,31 @@ _vocabulary_pass.defvjp(_forward, _backward)
 
 
 def _top_logits(rows: Float[Array, "C D"], unembedding: Float[Array, "V D"], num_candidates: int):
-    logits = jnp.einsum(
-        "cd,vd->cv", rows.astype(unembedding.dtype), unembedding, preferred_element_type=jnp.float32
-    )  # [C, V]
+    logits = row_logits(rows, unembedding)
     return logits, topk_logprobs(logits, num_candidates)
+
+
+@jax.custom_vjp
+def row_logits(rows: Float[Array, "C D"], unembedding: Float[Array, "V D"]) -> Float[Array, "C V"]:
+    """Logits h W^T of a chunk's rows, whole and float32, for objectives that read more of them than `vocabulary_pass`.
+
+    Both products, this one and that of its gradient, run in the unembedding's dtype; the unembedding is frozen.
+    """
+    return jnp.einsum("cd,vd->cv", rows.astype(unembedding.dtype), unembedding, preferred_element_type=jnp.float32)
+
+
+def _row_logits_forward(rows, unembedding):
+    return row_logits(rows, unembedding), (unembedding, jnp.zeros((0,), rows.dtype))
+
+
+def _row_logits_backward(residuals, cotangent):
+    unembedding, like_rows = residuals
+    cotangent = cotangent.astype(unembedding.dtype)
+    gradient = jnp.einsum("cv,vd->cd", cotangent, unembedding, preferred_element_type=jnp.float32)
+    return gradient.astype(like_rows.dtype), None
+
+
+row_logits.defvjp(_row_logits_forward, _row_logits_backward)
 
 
 def _mean_row(logits: Float[Array, "C V"], top: TopK, unembedding: Float[Array, "V D"]) -> Float[Array, "C D"]:
