@@ -124,7 +124,7 @@ def answer_text(tokenizer, token_ids: Iterable[int]) -> str:
 def _without_boilerplate(
     tokenizer, number: int, answer: list[int], stops: frozenset[int], is_truncated: bool
 ) -> list[int]:
-    """An answer up to its end of turn, or without it if the target was cut off; what a template adds is not the target's."""
+    """An answer up to its end of turn, or without it if it was cut off; what a template writes behind is dropped."""
     end = next(_positions(answer, stops), None)
     if end is None:
         raise ValueError(f"message {number}: the template ends it with none of the stop ids {sorted(stops)}")
