@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.config import RopeConfig, TransformerConfig
+from lilicorr_jax.models.linear import Linear as linear
 from lilicorr_jax.shapes import Array, Bool, Float, Int
 
 
