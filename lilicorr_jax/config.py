@@ -201,6 +201,9 @@ class DominoConfig:
         )
 
 
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig:
     """DSpark's Markov head and confidence (arXiv 2607.05147, section 3): logits that depend on the token before."""
@@ -209,7 +212,7 @@ class DSparkConfig:
     vocab_size: int  # V
     num_slots: int = 15  # S, its gamma
     rank: int = 256
-    kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    kind: MarkovKind = "vanilla"
     has_confidence: bool = True
     confidence_reads_token: bool = True  # beside the drafter's state
     init_std: float = 0.02
@@ -217,8 +220,6 @@ class DSparkConfig:
 
     def __post_init__(self):
         _require_positive(self, "drafter_width", "vocab_size", "num_slots", "rank", "init_std")
-        kinds = ("vanilla", "gated", "rnn")
-        _require(self.kind in kinds, f"kind must be one of {', '.join(kinds)}; got {self.kind!r}.")
 
 
 CorrectorConfig = RerankerConfig | DominoConfig | DSparkConfig
@@ -303,13 +304,12 @@ class Preset:
         Domino's row 0 drafts too and its last row is not used, DSpark has no row that does not draft.
         """
         rows = self.drafter.num_slots
-        chosen: dict[str, tuple[DrafterConfig, CorrectorConfig | None]] = {
+        chosen: dict[Method, tuple[DrafterConfig, CorrectorConfig | None]] = {
             "dflash": (self.drafter, None),
             "lilicorr": (self.drafter, self.reranker),
             "domino": (replace(self.drafter, slot_convention="next", input_rows=rows + 1), self.domino),
             "dspark": (replace(self.drafter, slot_convention="next", input_rows=rows), self.dspark),
         }
-        _require(method in chosen, f"method must be one of {', '.join(chosen)}; got {method!r}.")
         return chosen[method]
 
 
@@ -332,7 +332,9 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig, corrector: Correcto
         if not isinstance(corrector, RerankerConfig):
             pairs.append(("vocab_size", drafter.vocab_size, corrector.vocab_size))
         name = corrector_name(corrector)
-        problems += [f"{what}: drafter has {left}, {name} expects {right}" for what, left, right in pairs if left != right]
+        problems += [
+            f"{what}: drafter has {left}, {name} expects {right}" for what, left, right in pairs if left != right
+        ]
     if problems:
         raise ValueError(
             "These models do not belong together: " + "; ".join(problems) + ". Load a drafter trained for this target."

@@ -1,6 +1,7 @@
 """Logical axis names of parameters and arrays, and the one table that places them on a mesh (data, fsdp, tensor).
 
-The unembedding is split on the width or replicated, never on the vocabulary: top-K is not sharded.
+The unembedding, and what corrects its logits, is split on the width or replicated, never on the vocabulary: top-K is
+not sharded.
 """
 
 import math
@@ -23,6 +24,8 @@ LOGICAL_RULES = (
     ("rerank_width", "fsdp"),
     ("rerank_heads", "tensor"),
     ("factor", "tensor"),
+    ("rank", "fsdp"),
+    ("state", "tensor"),
     ("norm", None),
     ("table", None),
 )

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from lilicorr_jax.config import PRESETS, ObjectiveConfig, check_pair, tiny
+from lilicorr_jax.config import METHODS, PRESETS, ObjectiveConfig, check_pair, corrector_name, tiny
 
 TARGET, DRAFTER, RERANKER = (getattr(tiny(), name) for name in ("target", "drafter", "reranker"))
+DOMINO, DSPARK = tiny().domino, tiny().dspark
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,40 @@ def test_every_disagreement_is_named_at_once_and_presets_have_none():
     ):
         check_pair(replace(TARGET, width=48, vocab_size=128), DRAFTER, replace(RERANKER, num_slots=7))
     for preset in PRESETS.values():
-        check_pair(preset().target, preset().drafter, preset().reranker)
+        for method in METHODS:
+            check_pair(preset().target, *preset().for_method(method))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_methods_share_a_drafter_but_for_its_rows(preset):
+    """Fifteen slots behind every anchor of the public presets: rows 1 to 15, rows 0 to 14 of 16, or all of 15 rows."""
+    ours = PRESETS[preset]()
+    slots = ours.drafter.num_slots
+    assert preset == "tiny" or slots == 15
+    wanted = {
+        "dflash": (slots + 1, "same", None),
+        "lilicorr": (slots + 1, "same", "reranker"),
+        "domino": (slots + 1, "next", "domino"),
+        "dspark": (slots, "next", "dspark"),
+    }
+    for method in METHODS:
+        drafter, corrector = ours.for_method(method)
+        name = corrector and corrector_name(corrector)
+        assert (drafter.input_rows, drafter.slot_convention, name) == wanted[method]
+        assert replace(drafter, input_rows=slots + 1, slot_convention="same") == ours.drafter
+
+
+@pytest.mark.parametrize(
+    ("corrector", "sentence"),
+    [
+        (replace(DOMINO, vocab_size=97), "vocab_size: drafter has 96, domino expects 97"),
+        (replace(DSPARK, drafter_width=48), "drafter width: drafter has 40, dspark expects 48"),
+        (replace(DSPARK, num_slots=6), "number of slots: drafter has 5, dspark expects 6"),
+    ],
+)
+def test_a_corrector_of_another_drafter_is_refused_by_what_differs(corrector, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_pair(TARGET, DRAFTER, corrector)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +76,9 @@ def test_every_disagreement_is_named_at_once_and_presets_have_none():
         (DRAFTER, dict(target_layer_ids=(-1,)), r"got \(-1,\)"),
         (DRAFTER, dict(mask_id=96), "got 96"),
         (DRAFTER, dict(input_rows=5), "need at least 6 input rows; got 5"),
+        (DOMINO, dict(plain_slots=6), "got 6"),
+        (DOMINO, dict(state_width=0), "got 0"),
+        (DSPARK, dict(rank=-1), "got -1"),
         (TARGET, dict(num_kv_heads=3), "got 3 and 4"),
         (TARGET, dict(eos_ids=(1, 96)), r"got \[96\]"),
         (ObjectiveConfig(), dict(margin_weight=1.5), "got 1.5"),
