@@ -102,7 +102,7 @@ def random_engines(settings: dict) -> dict[str, Engine]:
 
     def engine(method, target_params):
         everything = {"target": target_params, **trees}
-        models = assemble(target, everything, drafter=drafter, reranker=reranker, method=method)
+        models = assemble(target, everything, drafter=drafter, corrector=reranker, method=method)
         return engine_for(models, settings)
 
     return {

@@ -78,7 +78,7 @@ def random_checkpoint(drafter: DrafterConfig, reranker: RerankerConfig, seed: in
         "drafter": init_parameters(Drafter(drafter), first, *inputs, method="from_features"),
         "reranker": init_parameters(Reranker(reranker), second, *rows),
     }
-    return DrafterCheckpoint(drafter=drafter, reranker=reranker, params=params)
+    return DrafterCheckpoint(drafter=drafter, corrector=reranker, params=params)
 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:

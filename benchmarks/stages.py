@@ -70,7 +70,7 @@ def models_for(config: StagesConfig) -> Models:
     alone = load_models(Path(folder), dtype="float32")
     records = drafter_for(alone.target, layers=2, num_slots=15, mask_id=config.mask_id, width=256)
     trees = {**alone.params, **random_checkpoint(*records, 0).params}
-    return assemble(alone.target, trees, drafter=records[0], reranker=records[1], method="lilicorr")
+    return assemble(alone.target, trees, drafter=records[0], corrector=records[1], method="lilicorr")
 
 
 def running_state(pair, config: StagesConfig) -> DecodeState:

@@ -10,9 +10,9 @@ from dataclasses import MISSING, dataclass
 
 from lilicorr_jax import flags
 from lilicorr_jax.config import Dtype, setting
-from lilicorr_jax.decoding.walk import WalkKind
 from serve import workload
 from serve.engine import Engine, EngineConfig, Event, Method, Reply, Request, load_models
+from serve.models import ProposalKind
 from serve.stream import TextStream
 
 PROGRAM = "serve.generate"
@@ -20,7 +20,7 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 EXAMPLES = """
 python -m serve.generate --target=demo/target --drafter=demo/export --prompt="Sort: pear, fig, apple"
 python -m serve.generate --target=demo/target --method=ar --prompt="Sort: pear, fig, apple"
-python -m serve.generate --target=demo/target --drafter=demo/export --walk=exact --temperature=1 --prompt=Hello
+python -m serve.generate --target=demo/target --drafter=demo/export --proposal=exact --temperature=1 --prompt=Hello
 """
 
 
@@ -31,9 +31,10 @@ class GenerateConfig:
     target: str = setting(MISSING, "Folder of the target, with its tokenizer.", "Models")
     drafter: str | None = setting(None, "Folder of the drafter: an Orbax export or a Hugging Face folder.")
     method: Method = setting(
-        "lilicorr", "A walk through the lattice (lilicorr), the drafter's likeliest tokens (dflash), or no drafts (ar)."
+        "lilicorr",
+        "The drafter's likeliest tokens (dflash), coherent ones (lilicorr, domino, dspark), or no drafts (ar).",
     )
-    walk: WalkKind = setting("greedy", "How lilicorr walks.")
+    proposal: ProposalKind = setting("greedy", "How a corrector drafts; exact is lilicorr's, sampled also dspark's.")
     dtype: Dtype | None = setting(None, "Of activations and weights; none takes the target's.")
 
     prompt: str = setting(MISSING, "What the user says; it is put into the target's chat template.", "Text")
@@ -56,7 +57,9 @@ def prepare(config: GenerateConfig) -> tuple[Engine, Request, TextStream]:
     """An engine for this one reply, compiled; what it is asked; and where its tokens become text."""
     tokenizer = workload.load_tokenizer(config.target)
     prompt_ids = workload.templated(tokenizer, config.prompt)
-    models = load_models(config.target, config.drafter, method=config.method, walk=config.walk, dtype=config.dtype)
+    models = load_models(
+        config.target, config.drafter, method=config.method, proposal=config.proposal, dtype=config.dtype
+    )
     request = Request(
         id="prompt",
         prompt_ids=prompt_ids,

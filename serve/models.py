@@ -3,22 +3,44 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-from lilicorr_jax.config import DrafterConfig, Dtype, RerankerConfig, TargetConfig, check_pair
+from lilicorr_jax.config import (
+    CORRECTORS,
+    CorrectorConfig,
+    DominoConfig,
+    DrafterConfig,
+    DSparkConfig,
+    Dtype,
+    RerankerConfig,
+    TargetConfig,
+    check_pair,
+    corrector_name,
+)
 from lilicorr_jax.conversion.checkpoint import load_target
 from lilicorr_jax.conversion.export import load_any
 from lilicorr_jax.decoding import propose
 from lilicorr_jax.decoding.pair import Pair, drafter_calls, target_calls, unembed_with
-from lilicorr_jax.decoding.walk import WalkKind
+from lilicorr_jax.decoding.propose import Proposer
 from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.target import Target
 from pallas_kernels.dispatch import Implementation
 
-Method = Literal["ar", "dflash", "lilicorr"]
+Method = Literal["ar", "dflash", "lilicorr", "domino", "dspark"]
+ProposalKind = Literal["greedy", "exact", "sampled"]
+
+NEEDS = {"lilicorr": "reranker", "domino": "domino", "dspark": "dspark"}
+"""The corrector of each method that has one."""
+
+PROPOSALS: dict[str, tuple[ProposalKind, ...]] = {
+    "lilicorr": ("greedy", "exact", "sampled"),
+    "domino": ("greedy",),
+    "dspark": ("greedy", "sampled"),
+}
+"""How each of them drafts. Plain decoding and the drafter alone have no choice, and read none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,29 +48,41 @@ class Models:
     """Weights on the device, and how they draft; `dataclasses.replace` gives another method of the same weights.
 
     Attributes:
-        params: trees `target`, `drafter` and `reranker` (folded), those that are there.
-        method: plain decoding (ar), the drafter's likeliest token per slot (dflash), or a walk (lilicorr).
-        walk: of lilicorr.
+        params: trees `target`, `drafter` and the corrector's (folded) under its name, those that are there.
+        method: plain decoding (ar), the drafter's likeliest token per slot (dflash), or with its corrector.
+        proposal: of a corrector: the greedy or, of lilicorr, the exact path; or drawn, with what it was drawn from.
+        threshold: of dspark: drafts from the first of lower confidence on are not proposed.
         kernels: implementation of the GPU kernels, see `pallas_kernels.dispatch`.
     """
 
     target: TargetConfig
     drafter: DrafterConfig | None = None
-    reranker: RerankerConfig | None = None
+    corrector: CorrectorConfig | None = None
     params: dict
     method: Method = "ar"
-    walk: WalkKind = "greedy"
+    proposal: ProposalKind = "greedy"
+    threshold: float = 0.0
     kernels: Implementation = "auto"
 
     def __post_init__(self):
-        if self.method not in ("ar", "dflash", "lilicorr"):
-            raise ValueError(f"Unknown method {self.method!r}; choose 'ar', 'dflash' or 'lilicorr'.")
-        missing = {"dflash": self.drafter, "lilicorr": self.reranker}.get(self.method, self.target) is None
-        if missing:
-            part = "a drafter" if self.drafter is None else "a reranker, and this drafter's checkpoint has none"
-            raise ValueError(f"Method {self.method!r} needs {part}; load one that has it, or choose another method.")
+        if self.method not in get_args(Method):
+            raise ValueError(f"Unknown method {self.method!r}; choose {', '.join(get_args(Method))}.")
+        if self.method != "ar" and self.drafter is None:
+            raise ValueError(f"Method {self.method!r} needs a drafter; load one, or choose 'ar'.")
+        name = NEEDS.get(self.method)
+        if name and not isinstance(self.corrector, CORRECTORS[name]):
+            found = "none" if self.corrector is None else f"a {corrector_name(self.corrector)}"
+            raise ValueError(
+                f"Method {self.method!r} needs a {name}, and this drafter's checkpoint has {found}; load one that has "
+                f"it, or choose another method."
+            )
+        if self.proposal not in PROPOSALS.get(self.method, get_args(ProposalKind)):
+            ways = ", ".join(PROPOSALS.get(self.method, get_args(ProposalKind)))
+            raise ValueError(f"Method {self.method!r} drafts in these ways: {ways}; got {self.proposal!r}.")
+        if not 0 <= self.threshold < 1 or (self.threshold and self.method != "dspark"):
+            raise ValueError(f"A threshold in [0, 1) is dspark's; got {self.threshold} for method {self.method!r}.")
         if self.drafter is not None:
-            check_pair(self.target, self.drafter, self.reranker if self.method == "lilicorr" else None)
+            check_pair(self.target, self.drafter, self.corrector if name else None)
 
     @property
     def context_limit(self) -> int:
@@ -60,15 +94,21 @@ class Models:
         """The callables of a block."""
         if self.method == "ar" or self.drafter is None:
             return Pair(target=target_calls(self.target))
-        unembed = unembed_with(self.target)
-        if self.method == "dflash" or self.reranker is None:
-            proposer = propose.dflash(self.drafter, unembed)
-        else:
-            proposer = propose.lilicorr(self.drafter, self.reranker, unembed, self.walk, self.kernels)
         return Pair(
             target=target_calls(self.target, self.drafter.target_layer_ids),
-            drafter=drafter_calls(self.target, self.drafter, proposer),
+            drafter=drafter_calls(self.target, self.drafter, self._proposer(self.drafter)),
         )
+
+    def _proposer(self, drafter: DrafterConfig) -> Proposer:
+        unembed = unembed_with(self.target)
+        match self.method, self.corrector:
+            case "lilicorr", RerankerConfig() as reranker:
+                return propose.lilicorr(drafter, reranker, unembed, self.proposal, self.kernels)
+            case "domino", DominoConfig() as correction:
+                return propose.domino(drafter, correction, unembed)
+            case "dspark", DSparkConfig() as markov:
+                return propose.dspark(drafter, markov, unembed, self.proposal, self.threshold)  # type: ignore[arg-type]
+        return propose.dflash(drafter, unembed)
 
 
 def assemble(
@@ -76,16 +116,17 @@ def assemble(
     params: dict,
     *,
     drafter: DrafterConfig | None = None,
-    reranker: RerankerConfig | None = None,
+    corrector: CorrectorConfig | None = None,
     method: Method = "ar",
-    walk: WalkKind = "greedy",
+    proposal: ProposalKind = "greedy",
 ) -> Models:
-    """Models from parameters as they were trained: the reranker's tree is folded here, once."""
-    if reranker is not None:
+    """Models from parameters as they were trained: the corrector's tree is folded here, once."""
+    if corrector is not None:
+        name = corrector_name(corrector)
         every_id = partial(Target(target).apply, method="embed", token_ids=jnp.arange(target.vocab_size))
-        fold = jax.jit(lambda tree, weights: fold_for_serving(reranker, tree, every_id({"params": weights})))
-        params = {**params, "reranker": fold(params["reranker"], params["target"])}  # closed over, they would be folded
-    return Models(target=target, drafter=drafter, reranker=reranker, params=params, method=method, walk=walk)
+        fold = jax.jit(lambda tree, weights: fold_for_serving(corrector, tree, every_id({"params": weights})))
+        params = {**params, name: fold(params[name], params["target"])}  # closed over, they would be folded
+    return Models(target=target, drafter=drafter, corrector=corrector, params=params, method=method, proposal=proposal)
 
 
 def load_models(
@@ -93,7 +134,7 @@ def load_models(
     drafter_folder: Path | str | None = None,
     *,
     method: Method = "ar",
-    walk: WalkKind = "greedy",
+    proposal: ProposalKind = "greedy",
     dtype: Dtype | None = None,
 ) -> Models:
     """Reads a target and a drafter (an Orbax export or a Hugging Face folder).
@@ -103,14 +144,14 @@ def load_models(
     """
     target, params = load_target(target_folder, dtype=dtype)
     if drafter_folder is None:
-        return assemble(target, {"target": params}, method=method, walk=walk)
+        return assemble(target, {"target": params}, method=method, proposal=proposal)
     checkpoint = load_any(drafter_folder)
     cast = jax.tree.map(lambda leaf: leaf.astype(target.dtype), checkpoint.params)
     return assemble(
         target,
         {"target": params, **cast},
         drafter=replace(checkpoint.drafter, dtype=target.dtype),
-        reranker=checkpoint.reranker and replace(checkpoint.reranker, dtype=target.dtype),
+        corrector=checkpoint.corrector and replace(checkpoint.corrector, dtype=target.dtype),
         method=method,
-        walk=walk,
+        proposal=proposal,
     )

@@ -15,22 +15,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lilicorr_jax.config import PRESETS, Preset, setting
+from lilicorr_jax.config import PRESETS, Preset, corrector_name, setting
 from lilicorr_jax.decoding.prefill import empty_state
 from lilicorr_jax.decoding.speculate import STAGES, speculative_block
 from lilicorr_jax.decoding.verify import Mode
-from lilicorr_jax.decoding.walk import WalkKind
 from lilicorr_jax.flags import run_main
+from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.dflash import Drafter, drafter_shapes
 from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.layers import RMSNorm
-from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters, make_mesh
 from pallas_kernels import report
 from pallas_kernels.aot import GPUS, compile_for_gpu, described_devices
 from pallas_kernels.program import Program
-from serve.models import Method, Models
+from serve.models import Method, Models, ProposalKind
 
 EXAMPLES = """
 python -m serve.preflight --target=qwen3_8b --gpu=h100 --concurrency=1 --context=4096
@@ -44,8 +43,8 @@ class PreflightConfig:
 
     target: Literal["tiny", "demo", "qwen3_4b", "qwen3_8b"] = setting("qwen3_8b", "Shapes of target and drafter.")
     gpu: Literal["h100"] = setting("h100", "What to compile for.")
-    method: Method = setting("lilicorr", "Plain decoding, the drafter alone, or the walk.")
-    walk: WalkKind = setting("greedy", "Walk of lilicorr.")
+    method: Method = setting("lilicorr", "Plain decoding, the drafter alone, or with a corrector.")
+    proposal: ProposalKind = setting("greedy", "How a corrector drafts.")
     mode: Mode = setting("greedy", "How rows are sampled.")
     concurrency: int = setting(1, "Texts side by side.")
     context: int = setting(4096, "Tokens of prompt and reply that the caches hold and attention reads.")
@@ -59,7 +58,7 @@ class PreflightConfig:
 
 
 def abstract_models(config: PreflightConfig, preset: Preset, sharding: NamedSharding) -> Models:
-    """The models of a preset as shapes in the preset's dtype, the reranker folded."""
+    """The models of a preset as shapes in the preset's dtype, the corrector folded."""
 
     def place(tree, dtype=None):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=sharding), tree)
@@ -67,17 +66,17 @@ def abstract_models(config: PreflightConfig, preset: Preset, sharding: NamedShar
     dtype, target = preset.target.dtype, preset.target
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     params = {"target": place(abstract_parameters(Target(target), token), dtype)}
+    drafter, corrector = preset.for_method("dflash" if config.method == "ar" else config.method)
     if config.method != "ar":
-        shapes = drafter_shapes(preset.drafter)
-        tree = abstract_parameters(Drafter(preset.drafter), *shapes, method="from_features")
+        tree = abstract_parameters(Drafter(drafter), *drafter_shapes(drafter), method="from_features")
         params["drafter"] = place(tree, dtype)
-    if config.method == "lilicorr":
-        tree = place(abstract_parameters(Reranker(preset.reranker), *reranker_shapes(preset.reranker)), dtype)
-        fold = partial(fold_for_serving, preset.reranker)
-        params["reranker"] = place(jax.eval_shape(fold, tree, params["target"]["embed"]["embedding"]))
+    if corrector is not None:
+        tree = place(abstract_parameters(make_corrector(corrector), *corrector_shapes(corrector)), dtype)
+        fold = partial(fold_for_serving, corrector)
+        params[corrector_name(corrector)] = place(jax.eval_shape(fold, tree, params["target"]["embed"]["embedding"]))
     return Models(
-        target=target, drafter=preset.drafter, reranker=preset.reranker, params=params, method=config.method,
-        walk=config.walk, kernels=config.kernels,
+        target=target, drafter=drafter, corrector=corrector, params=params, method=config.method,
+        proposal=config.proposal, kernels=config.kernels,
     )  # fmt: skip
 
 
@@ -102,7 +101,7 @@ def compile_drafting(config: PreflightConfig, preset: Preset | None = None) -> P
     sharding = one_device(config.gpu)
     preset = preset or PRESETS[config.target]()
     models = abstract_models(config, preset, sharding)
-    drafter, propose = preset.drafter, models.pair().drafter.propose
+    drafter, propose = models.drafter, models.pair().drafter.propose
     rows, width, batch = drafter.input_rows, drafter.width, config.concurrency
 
     def drafting(params, residual, anchor_id, anchor_state, temperature, noise):
@@ -126,7 +125,7 @@ def findings(config: PreflightConfig, block: Program, drafting: dict[str, Progra
     """Everything that is reported, as one JSON-able record."""
     stages = Counter((stage_of(launch.scope), launch.kind) for launch in block.launches)
     return {
-        "program": {name: getattr(config, name) for name in ("target", "method", "walk", "mode", "kernels")},
+        "program": {name: getattr(config, name) for name in ("target", "method", "proposal", "mode", "kernels")},
         "concurrency": config.concurrency,
         "context": config.context,
         **report.findings(block, GPUS[config.gpu], looked_up_tables(config)),

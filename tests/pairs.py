@@ -38,7 +38,7 @@ def tiny_parameters() -> dict:
 @functools.cache
 def tiny_models() -> Models:
     """Every method of one random pair; `dataclasses.replace` chooses another."""
-    return assemble(TARGET, tiny_parameters(), drafter=DRAFTER, reranker=RERANKER, method="dflash")
+    return assemble(TARGET, tiny_parameters(), drafter=DRAFTER, corrector=RERANKER, method="dflash")
 
 
 def random_parameter(rng: np.random.Generator, leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -43,7 +43,7 @@ def parameters() -> dict:
 @functools.cache
 def models() -> Models:
     """Both as a server holds them; `dataclasses.replace` chooses a method."""
-    return assemble(TARGET, parameters(), drafter=DRAFTER, reranker=RERANKER, method="lilicorr")
+    return assemble(TARGET, parameters(), drafter=DRAFTER, corrector=RERANKER, method="lilicorr")
 
 
 class Served(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from lilicorr_jax.config import DrafterConfig, Dtype, RerankerConfig, TargetConfig
+from lilicorr_jax.config import CorrectorConfig, DrafterConfig, DSparkConfig, Dtype, TargetConfig, corrector_name
 from lilicorr_jax.conversion.config_json import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -30,16 +30,16 @@ from lilicorr_jax.conversion.folder import exists, read_json, write_json
 from lilicorr_jax.conversion.rules import (
     Rule,
     check_cover,
+    corrector_rules,
     drafter_rules,
     flat,
-    reranker_rules,
     stored_shapes,
     target_rules,
     under,
 )
 from lilicorr_jax.conversion.safetensors import SINGLE_FILE, Entry, read_folder, write_file
+from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.dflash import Drafter, drafter_shapes
-from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters
 
@@ -48,10 +48,10 @@ TILE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterCheckpoint:
-    """A trained drafter: `params` holds the trees `drafter` and, where there is a reranker, `reranker`."""
+    """A trained drafter: `params` holds the tree `drafter` and that of the corrector, if any, under its name."""
 
     drafter: DrafterConfig
-    reranker: RerankerConfig | None
+    corrector: CorrectorConfig | None
     params: dict
 
 
@@ -83,27 +83,29 @@ def save_target(folder: Path | str, config: TargetConfig, params: Mapping) -> No
 
 
 def load_drafter(folder: Path | str, *, dtype: Dtype | None = None, mesh: Mesh | None = None) -> DrafterCheckpoint:
-    """A DFlash or LiLiCorr drafter; arguments as for `load_target`. Names may carry a leading `model.`."""
+    """A drafter of any method; arguments as for `load_target`. Names may carry a leading `model.`."""
     folder = Path(folder)
-    drafter, reranker = drafter_from_json(read_json(folder, CONFIG_FILE), dtype=dtype)
+    drafter, corrector = drafter_from_json(read_json(folder, CONFIG_FILE), dtype=dtype)
     entries = _without_prefix(folder, read_folder(folder))
-    rules, abstract = checkpoint_rules(drafter, reranker), abstract_drafter(drafter, reranker, mesh)
+    if isinstance(corrector, DSparkConfig):
+        entries = _without_borrowed(folder, entries, drafter)
+    rules, abstract = checkpoint_rules(drafter, corrector), abstract_drafter(drafter, corrector, mesh)
     params = _read(folder, entries, rules, abstract, drafter.dtype)
-    return DrafterCheckpoint(drafter=drafter, reranker=reranker, params=params)
+    return DrafterCheckpoint(drafter=drafter, corrector=corrector, params=params)
 
 
 def save_drafter(folder: Path | str, checkpoint: DrafterCheckpoint) -> None:
-    """Writes a drafter in the layout that SGLang and vLLM load; embedding and unembedding stay the target's."""
-    folder, drafter, reranker = Path(folder), checkpoint.drafter, checkpoint.reranker
-    write_json(_made(folder), CONFIG_FILE, drafter_to_json(drafter, reranker))
-    rules, abstract = checkpoint_rules(drafter, reranker), abstract_drafter(drafter, reranker)
+    """Writes a drafter in its public layout; embedding and unembedding stay the target's."""
+    folder, drafter, corrector = Path(folder), checkpoint.drafter, checkpoint.corrector
+    write_json(_made(folder), CONFIG_FILE, drafter_to_json(drafter, corrector))
+    rules, abstract = checkpoint_rules(drafter, corrector), abstract_drafter(drafter, corrector)
     _write(folder, rules, abstract, checkpoint.params, drafter.dtype)
 
 
-def checkpoint_rules(drafter: DrafterConfig, reranker: RerankerConfig | None) -> tuple[Rule, ...]:
+def checkpoint_rules(drafter: DrafterConfig, corrector: CorrectorConfig | None) -> tuple[Rule, ...]:
     """The table of a whole drafter folder."""
-    heads = () if reranker is None else under("reranker", reranker_rules(reranker))
-    return (*under("drafter", drafter_rules(drafter)), *heads)
+    rules = under("drafter", drafter_rules(drafter))
+    return rules if corrector is None else (*rules, *under(corrector_name(corrector), corrector_rules(corrector)))
 
 
 def abstract_target(config: TargetConfig, mesh: Mesh | None = None) -> dict:
@@ -111,13 +113,14 @@ def abstract_target(config: TargetConfig, mesh: Mesh | None = None) -> dict:
     return abstract_parameters(Target(config), jax.ShapeDtypeStruct((1, 1), jnp.int32), mesh=mesh)
 
 
-def abstract_drafter(drafter: DrafterConfig, reranker: RerankerConfig | None, mesh: Mesh | None = None) -> dict:
+def abstract_drafter(drafter: DrafterConfig, corrector: CorrectorConfig | None, mesh: Mesh | None = None) -> dict:
     """Shapes (and shardings) of the parameters of a `DrafterCheckpoint`."""
     shapes = {
         "drafter": abstract_parameters(Drafter(drafter), *drafter_shapes(drafter), mesh=mesh, method="from_features")
     }
-    if reranker is not None:
-        shapes["reranker"] = abstract_parameters(Reranker(reranker), *reranker_shapes(reranker), mesh=mesh)
+    if corrector is not None:
+        module, arguments = make_corrector(corrector), corrector_shapes(corrector)
+        shapes[corrector_name(corrector)] = abstract_parameters(module, *arguments, mesh=mesh)
     return shapes
 
 
@@ -185,10 +188,19 @@ def _is_rotary_buffer(name: str) -> bool:
 
 
 def _without_prefix(folder: Path, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    names = {name: name.removeprefix("model.") for name in entries}
+    """`model.` in front of all names, and `logit_head.`, under which early Domino files keep the correction."""
+    names = {name: name.removeprefix("model.").removeprefix("logit_head.") for name in entries}
     if twice := sorted(name for name in names if names[name] != name and names[name] in names):
-        raise ValueError(f"{folder} has tensors both with and without the prefix 'model.': {twice[:8]}.")
+        raise ValueError(f"{folder} has tensors both with and without a prefix: {twice[:8]}.")
     return {names[name]: entry for name, entry in entries.items() if not _is_rotary_buffer(name)}
+
+
+def _without_borrowed(folder: Path, entries: dict[str, Entry], drafter: DrafterConfig) -> dict[str, Entry]:
+    """DeepSpec stores frozen copies of the target's embedding and unembedding; the target's own are used instead."""
+    borrowed = ("embed_tokens.weight", "lm_head.weight")
+    found = {name: entries[name].shape for name in borrowed if name in entries}
+    check_cover(f"the target in {folder}", dict.fromkeys(found, (drafter.vocab_size, drafter.width)), found)
+    return {name: entry for name, entry in entries.items() if name not in borrowed}
 
 
 def _without_tied_copy(folder: Path, entries: dict[str, Entry]) -> dict[str, Entry]:

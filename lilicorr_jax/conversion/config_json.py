@@ -1,14 +1,19 @@
-"""The config.json of public checkpoints <-> our records: targets, DFlash drafters, LiLiCorr drafters.
+"""The config.json of public checkpoints <-> our records: targets and drafters; the correctors' part: `corrector_json`.
 
 Nothing that shapes the model is guessed: an absent key, two places that differ, and a setting that would change the
 mathematics are errors (`NotImplementedError` where only this implementation lacks it).
 """
 
-import math
 import re
 from typing import NamedTuple, cast, get_args
 
-from lilicorr_jax.config import DrafterConfig, Dtype, RerankerConfig, TargetConfig, TransformerConfig
+from lilicorr_jax.config import CorrectorConfig, DrafterConfig, Dtype, TargetConfig, TransformerConfig
+from lilicorr_jax.conversion.corrector_json import (
+    corrector_from_json,
+    corrector_kind,
+    corrector_to_json,
+    slots_from_json,
+)
 from lilicorr_jax.conversion.fields import Fields, agreed
 from lilicorr_jax.conversion.rope_json import rope_from_json, rope_to_json
 
@@ -27,22 +32,10 @@ _FAMILIES = {
     "qwen2": _Family("Qwen2ForCausalLM", qk_norm=False, attention_bias=True),
     "llama": _Family("LlamaForCausalLM", qk_norm=False, attention_bias=False),
 }
-DFLASH, LILICORR = "DFlashDraftModel", "LiLiCorrDraftModel"
 
 _CHANGES_MATHS = re.compile(
     r"sink|softcap|multiplier|quantization|logits?_scal|embedding_scale|partial_rotary|mlp_bias|expert|alibi|"
     r"attention_chunk|query_pre_attn|own_lm_head|causal|^conv_|^lilicorr_"
-)
-_DFLASH_KEYS = {"mask_token_id", "target_layer_ids", "block_size", "num_target_layers", "causal", "projector_type"}
-_LILICORR_KEYS = (
-    "lilicorr_candidate_topk",
-    "lilicorr_hidden_size",
-    "lilicorr_num_layers",
-    "lilicorr_num_heads",
-    "lilicorr_mlp_ratio",
-    "lilicorr_factor_dim",
-    "lilicorr_vector_eps",
-    "lilicorr_logit_scale",
 )
 
 
@@ -85,14 +78,14 @@ def generation_to_json(config: TargetConfig) -> dict:
     return {"eos_token_id": list(config.eos_ids)}
 
 
-def drafter_from_json(config: dict, *, dtype: Dtype | None = None) -> tuple[DrafterConfig, RerankerConfig | None]:
-    """The records of a drafter's config.json; no reranker for a plain DFlash drafter.
+def drafter_from_json(config: dict, *, dtype: Dtype | None = None) -> tuple[DrafterConfig, CorrectorConfig | None]:
+    """The records of a drafter's config.json; no corrector for a plain DFlash drafter.
 
     Block size, mask id and target layers stand at the top level or in `dflash_config`; in both only if equal.
     """
     fields = Fields(config, CONFIG_FILE)
     nested = fields.nested("dflash_config")
-    has_reranker = _has_reranker(fields, nested)
+    kind = corrector_kind(fields, nested)
     if (model_type := fields.text("model_type")) != "qwen3":
         raise NotImplementedError(f"{CONFIG_FILE}'s model_type is {model_type!r}; drafters of type qwen3 are computed.")
     if fields.flag("attention_bias", False) or nested.flag("causal", False):
@@ -106,23 +99,19 @@ def drafter_from_json(config: dict, *, dtype: Dtype | None = None) -> tuple[Draf
         num_target_layers=agreed("num_target_layers", places).integer("num_target_layers"),
         target_layer_ids=agreed("target_layer_ids", places).integers("target_layer_ids"),
         mask_id=agreed("mask_token_id", places).integer("mask_token_id"),
-        input_rows=block_size,
-        num_slots=block_size - 1,
+        **slots_from_json(kind, block_size, places),
     )
-    return drafter, _reranker(drafter, nested) if has_reranker else None
+    return drafter, corrector_from_json(kind, drafter, places)
 
 
-def drafter_to_json(drafter: DrafterConfig, reranker: RerankerConfig | None = None) -> dict:
-    """The config.json of a drafter, with the keys by which SGLang and vLLM load it."""
-    _check_public_form(drafter, reranker)
-    dflash = {"mask_token_id": drafter.mask_id, "target_layer_ids": list(drafter.target_layer_ids)}
-    if reranker is not None:
-        dflash |= _reranker_to_json(reranker)
+def drafter_to_json(drafter: DrafterConfig, corrector: CorrectorConfig | None = None) -> dict:
+    """The config.json of a drafter, with the keys by which public engines load it."""
+    described = corrector_to_json(drafter, corrector)
     return {
-        "architectures": [DFLASH if reranker is None else LILICORR],
+        "architectures": described.pop("architectures"),
         "model_type": "qwen3",
         "block_size": drafter.input_rows,
-        "dflash_config": dflash,
+        **described,
         **_shared(drafter),
         "tie_word_embeddings": False,
         "num_target_layers": drafter.num_target_layers,
@@ -208,90 +197,3 @@ def _refuse_other_maths(fields: Fields, num_layers: int) -> None:
         odd["draft_vocab_size"] = fields.values["draft_vocab_size"]
     if odd:
         raise NotImplementedError(f"{fields.name} has settings that are not computed here: {odd}.")
-
-
-def _has_reranker(fields: Fields, nested: Fields) -> bool:
-    """Whether this is a LiLiCorr drafter; ValueError when architecture and dflash_config disagree."""
-    architectures = fields.values.get("architectures")
-    if architectures not in ([DFLASH], [LILICORR]):
-        raise NotImplementedError(
-            f"{CONFIG_FILE}'s architectures is {architectures!r}; drafters are [{DFLASH!r}] or [{LILICORR!r}]."
-        )
-    odd = {k: v for k, v in nested.values.items() if k not in (*_DFLASH_KEYS, *_LILICORR_KEYS, "lilicorr_enabled")}
-    if odd or nested.text("projector_type", "lilicorr") != "lilicorr":
-        odd = odd or {"projector_type": nested.text("projector_type")}
-        raise NotImplementedError(f"{nested.name} has settings that are not computed here: {odd}.")
-    enabled = nested.flag("lilicorr_enabled", architectures == [LILICORR])
-    described = "projector_type" in nested or any(key in nested for key in _LILICORR_KEYS)
-    if architectures == [DFLASH] and (enabled or described):
-        raise ValueError(
-            f"{CONFIG_FILE} says {DFLASH!r}, under which servers ignore the reranker, but {nested.name} describes one; "
-            f"set architectures to [{LILICORR!r}]."
-        )
-    return enabled
-
-
-def _reranker(drafter: DrafterConfig, nested: Fields) -> RerankerConfig:
-    """The reranker's record. No key has a default: some change no shape, so a guess would load and mislead."""
-    nested.require(*_LILICORR_KEYS)
-    width = nested.integer("lilicorr_hidden_size") or drafter.width
-    return RerankerConfig(
-        drafter_width=drafter.width,
-        num_slots=drafter.num_slots,
-        num_candidates=nested.integer("lilicorr_candidate_topk"),
-        width=width,
-        num_layers=nested.integer("lilicorr_num_layers", most=1000),
-        num_heads=nested.integer("lilicorr_num_heads", least=1),
-        ffn_width=int(width * nested.number("lilicorr_mlp_ratio")),
-        factor_width=nested.integer("lilicorr_factor_dim"),
-        vector_floor=nested.number("lilicorr_vector_eps"),
-        cosine_scale=nested.number("lilicorr_logit_scale"),
-        norm_eps=drafter.norm_eps,
-        init_std=drafter.init_std,
-        dtype=drafter.dtype,
-    )
-
-
-def _reranker_to_json(config: RerankerConfig) -> dict:
-    ratio = config.ffn_width / config.width
-    if int(config.width * ratio) < config.ffn_width:  # readers truncate the product
-        ratio = math.nextafter(ratio, math.inf)
-    return {
-        "causal": False,
-        "projector_type": "lilicorr",
-        "lilicorr_enabled": True,
-        "lilicorr_candidate_topk": config.num_candidates,
-        "lilicorr_hidden_size": config.width,
-        "lilicorr_num_layers": config.num_layers,
-        "lilicorr_num_heads": config.num_heads,
-        "lilicorr_mlp_ratio": ratio,
-        "lilicorr_factor_dim": config.factor_width,
-        "lilicorr_vector_eps": config.vector_floor,
-        "lilicorr_logit_scale": config.cosine_scale,
-    }
-
-
-def _check_public_form(drafter: DrafterConfig, reranker: RerankerConfig | None) -> None:
-    """Raises unless the public layout, which has one place for what the two share, can say all of it."""
-    if not drafter.qk_norm or drafter.attention_bias:
-        raise NotImplementedError(
-            f"The public drafter layout has qk_norm=True and attention_bias=False; got {drafter.qk_norm} and "
-            f"{drafter.attention_bias}."
-        )
-    if drafter.slot_convention != "same" or drafter.input_rows != drafter.num_slots + 1:
-        raise NotImplementedError(
-            f"The public DFlash layout drafts block_size - 1 slots from block_size rows; got {drafter.num_slots} slots "
-            f"from {drafter.input_rows} rows under the convention {drafter.slot_convention!r}."
-        )
-    if reranker is None:
-        return
-    pairs = {
-        "width": (drafter.width, reranker.drafter_width),
-        "number of slots": (drafter.num_slots, reranker.num_slots),
-        "norm_eps": (drafter.norm_eps, reranker.norm_eps),
-        "dtype": (drafter.dtype, reranker.dtype),
-    }
-    if odd := {name: values for name, values in pairs.items() if values[0] != values[1]}:
-        raise ValueError(
-            f"One {CONFIG_FILE} can't describe drafter and reranker, which differ in (theirs, its): {odd}."
-        )

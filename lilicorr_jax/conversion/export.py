@@ -10,14 +10,14 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from lilicorr_jax.config import DrafterConfig, RerankerConfig, RopeConfig
+from lilicorr_jax.config import CORRECTORS, CorrectorConfig, DrafterConfig, RopeConfig, corrector_name
 from lilicorr_jax.conversion.checkpoint import DrafterCheckpoint, abstract_drafter, load_drafter
 from lilicorr_jax.conversion.config_json import CONFIG_FILE
 from lilicorr_jax.conversion.folder import exists, read_json, write_json
 from lilicorr_jax.conversion.rules import check_cover, flat
 
 EXPORT_FILE = "export.json"
-FORMAT = "lilicorr-jax drafter 1"
+FORMAT = "lilicorr-jax drafter 2"
 PARAMETERS = "params"
 
 
@@ -28,22 +28,20 @@ def save_export(folder: Path | str, checkpoint: DrafterCheckpoint) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / PARAMETERS, checkpoint.params, force=True)
     if jax.process_index() == 0:
-        records = {"drafter": checkpoint.drafter, "reranker": checkpoint.reranker}
-        write_json(
-            folder, EXPORT_FILE, {"format": FORMAT} | {name: _to_json(record) for name, record in records.items()}
-        )
+        records = {"drafter": dataclasses.asdict(checkpoint.drafter), "corrector": _to_json(checkpoint.corrector)}
+        write_json(folder, EXPORT_FILE, {"format": FORMAT} | records)
 
 
 def load_export(folder: Path | str, *, mesh: Mesh | None = None) -> DrafterCheckpoint:
     """Reads what `save_export` wrote, under the shardings of `mesh` or onto the default device."""
     folder = Path(folder).resolve()
     records = read_json(folder, EXPORT_FILE)
-    if records.get("format") != FORMAT or records.keys() != {"format", "drafter", "reranker"}:
+    if records.get("format") != FORMAT or records.keys() != {"format", "drafter", "corrector"}:
         raise ValueError(f"{folder / EXPORT_FILE} has format {records.get('format')!r}; {FORMAT!r} is read.")
     drafter = _from_json(DrafterConfig, records["drafter"])
-    reranker = None if records["reranker"] is None else _from_json(RerankerConfig, records["reranker"])
-    params = _restore(folder / PARAMETERS, abstract_drafter(drafter, reranker, mesh))
-    return DrafterCheckpoint(drafter=drafter, reranker=reranker, params=params)
+    corrector = _corrector_from_json(records["corrector"])
+    params = _restore(folder / PARAMETERS, abstract_drafter(drafter, corrector, mesh))
+    return DrafterCheckpoint(drafter=drafter, corrector=corrector, params=params)
 
 
 def load_any(folder: Path | str, *, mesh: Mesh | None = None) -> DrafterCheckpoint:
@@ -74,8 +72,17 @@ def _restore(folder: Path, abstract: dict) -> dict:
         return checkpointer.restore(folder, jax.tree.map(place, abstract, stored))
 
 
-def _to_json(record: DrafterConfig | RerankerConfig | None) -> dict | None:
-    return None if record is None else dataclasses.asdict(record)
+def _to_json(corrector: CorrectorConfig | None) -> dict | None:
+    return None if corrector is None else {"name": corrector_name(corrector)} | dataclasses.asdict(corrector)
+
+
+def _corrector_from_json(values: object) -> CorrectorConfig | None:
+    if values is None:
+        return None
+    name = values.get("name") if isinstance(values, dict) else values
+    if not isinstance(name, str) or name not in CORRECTORS:
+        raise ValueError(f"{EXPORT_FILE}'s corrector must be named one of {', '.join(CORRECTORS)}; got {name!r:.200}.")
+    return _from_json(CORRECTORS[name], {key: value for key, value in values.items() if key != "name"})
 
 
 def _from_json(kind: type, values: object):

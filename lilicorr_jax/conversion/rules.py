@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from lilicorr_jax.config import DrafterConfig, RerankerConfig, TargetConfig, TransformerConfig
+from lilicorr_jax.config import (
+    CorrectorConfig,
+    DominoConfig,
+    DrafterConfig,
+    DSparkConfig,
+    RerankerConfig,
+    TargetConfig,
+    TransformerConfig,
+)
 
 NAMES_SHOWN = 12
 
@@ -93,6 +101,34 @@ def reranker_rules(config: RerankerConfig) -> tuple[Rule, ...]:
         *_linear("anchor_out_head", "anchor_out_head"),
     )
     return tuple(Rule(f"lilicorr.{rule.name}", rule.path, rule.layout) for rule in rules)
+
+
+def domino_rules(config: DominoConfig) -> tuple[Rule, ...]:
+    """The four tensors that DominoDraftModel adds: a GRU without biases, and two matrices."""
+    return (
+        Rule("prefix_gru.weight_ih_l0", "gru_input/kernel", TRANSPOSED),
+        Rule("prefix_gru.weight_hh_l0", "gru_state/kernel", TRANSPOSED),
+        Rule("embed_proj.0.weight", "joint/kernel", TRANSPOSED),
+        Rule("embed_proj.2.weight", "out/kernel", TRANSPOSED),
+    )
+
+
+def dspark_rules(config: DSparkConfig) -> tuple[Rule, ...]:
+    """The tensors that DSparkDraftModel and Qwen3DSparkModel add: two to six."""
+    mixing = {"vanilla": (), "gated": ("gate",), "rnn": ("joint",)}[config.kind]
+    return (
+        Rule("markov_head.markov_w1.weight", "token_in/embedding"),
+        Rule("markov_head.markov_w2.weight", "out/kernel", TRANSPOSED),
+        *(rule for name in mixing for rule in _linear(f"markov_head.{name}_proj", name)),
+        *(_linear("confidence_head.proj", "confidence_proj") if config.has_confidence else ()),
+    )
+
+
+def corrector_rules(config: CorrectorConfig) -> tuple[Rule, ...]:
+    """The table of any corrector."""
+    if isinstance(config, RerankerConfig):
+        return reranker_rules(config)
+    return domino_rules(config) if isinstance(config, DominoConfig) else dspark_rules(config)
 
 
 def under(branch: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

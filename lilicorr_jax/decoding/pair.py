@@ -1,7 +1,8 @@
 """What a speculative block is made of, as callables: a target, and the drafter that goes with it, or none.
 
 The block itself (`decoding.speculate`) knows no model: a test puts a table in the target's place and a script in the
-drafter's. `params` is one dict with the trees `target`, `drafter` and `reranker` (folded), those that the method has.
+drafter's. `params` is one dict with the trees `target`, `drafter` and that of the corrector (folded), `reranker`,
+`domino` or `dspark`: those that the method has.
 """
 
 from collections.abc import Callable

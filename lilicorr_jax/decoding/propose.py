@@ -11,9 +11,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from lilicorr_jax.config import DrafterConfig, RerankerConfig
+from lilicorr_jax.config import DominoConfig, DrafterConfig, DSparkConfig, RerankerConfig
 from lilicorr_jax.decoding.candidates import candidate_pool
 from lilicorr_jax.decoding.proposal import Proposal, SparseQ
+from lilicorr_jax.decoding.rollout import RolloutKind, domino_rollout, dspark_rollout
+from lilicorr_jax.decoding.schedule import confident_prefix
 from lilicorr_jax.decoding.walk import WalkKind
 from lilicorr_jax.models.fold import folded_factors
 from lilicorr_jax.shapes import Array, Float, Int32
@@ -89,5 +91,50 @@ def lilicorr(
             candidate_ids=candidates.ids,
             picks=picks,
         )
+
+    return propose
+
+
+def domino(config: DrafterConfig, corrector: DominoConfig, unembed: Unembed) -> Proposer:
+    """The likeliest token of each slot after those drafted before it, of the whole vocabulary; deterministic.
+
+    `params["domino"]` is folded.
+    """
+
+    def propose(params, block_states, anchor_id, anchor_state, temperature, noise) -> Proposal:
+        states = slot_states(config, block_states)
+        logits = unembed(params, states)
+        with jax.named_scope("rollout"):
+            draft_ids = domino_rollout(corrector, params["domino"], logits, states, anchor_id)
+        return Proposal(draft_ids=draft_ids, num_proposed=_all_slots(draft_ids))
+
+    return propose
+
+
+def dspark(
+    config: DrafterConfig,
+    corrector: DSparkConfig,
+    unembed: Unembed,
+    kind: RolloutKind = "greedy",
+    threshold: float = 0.0,
+) -> Proposer:
+    """Drafts whose logits depend on the token before: the likeliest, or drawn, whose q is dense over the vocabulary.
+
+    `params["dspark"]` is folded. With a threshold (static), drafts from the first of lower confidence on are not
+    proposed. A slot's confidence never reads its own draft, so this changes no law.
+    """
+    if threshold and not corrector.has_confidence:
+        raise ValueError(f"A confidence threshold of {threshold} needs a DSpark with a confidence; this one has none.")
+
+    def propose(params, block_states, anchor_id, anchor_state, temperature, noise) -> Proposal:
+        states = slot_states(config, block_states)
+        logits = unembed(params, states)
+        draws = dict(temperature=temperature, uniforms=noise) if kind == "sampled" else {}
+        with jax.named_scope("rollout"):
+            rolled = dspark_rollout(corrector, params["dspark"], logits, states, anchor_id, kind=kind, **draws)
+        num_proposed = _all_slots(rolled.draft_ids)
+        if threshold:
+            num_proposed = confident_prefix(jax.nn.sigmoid(rolled.confidence), threshold)
+        return Proposal(draft_ids=rolled.draft_ids, num_proposed=num_proposed, q=rolled.q)
 
     return propose

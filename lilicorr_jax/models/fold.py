@@ -1,18 +1,22 @@
-"""The reranker for serving: what depends on weights alone is multiplied out once, at load.
+"""The correctors for serving: what depends on weights alone is multiplied out once, at load.
 
-The token's part of a node becomes a table over the vocabulary, and the attention bias an array. The fusion layer's
-kernel is split, so that the anchor's part acts once per block, beside the anchor's own projection; its other two parts,
-and the out and in projections, are one product each. Every product less is a launch less on a GPU.
+The reranker: the token's part of a node becomes a table over the vocabulary, and the attention bias an array. The
+fusion layer's kernel is split, so that the anchor's part acts once per block, beside the anchor's own projection; its
+other two parts, and the out and in projections, are one product each. Every product less is a launch less on a GPU.
 The network itself stays in `models.lilicorr`, whose methods are composed here.
+
+Domino and DSpark: their layers on [drafter state; ...] are split, so that the drafter's states of all slots are
+multiplied at once, before the rollout (`decoding.rollout`); Domino's GRU finds its input products in a table.
 """
 
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import struct
 
-from lilicorr_jax.config import RerankerConfig
+from lilicorr_jax.config import CorrectorConfig, DominoConfig, DSparkConfig, RerankerConfig
 from lilicorr_jax.models.lilicorr import Reranker, Vectors, split_fusion, unit
 from lilicorr_jax.shapes import Array, Bool, Float, Int
 
@@ -47,8 +51,98 @@ class FoldedReranker:
     params: dict
 
 
-def fold_for_serving(config: RerankerConfig, params: dict, embedding: Float[Array, "V D"]) -> FoldedReranker:
-    """Multiplies out a `Reranker`'s parameters with the target's embedding table; jit it to fold on the device."""
+@struct.dataclass
+class FoldedDomino:
+    """Everything that Domino's rollout reads.
+
+    Attributes:
+        input_table: E W_ih^T, the GRU's input product of every vocabulary id.
+        state_kernel: what acts on the GRU's state: W_hh, then the bottleneck's rows of it.
+        hidden_kernel: the bottleneck's rows of the drafter's state.
+        out_kernel: from the bottleneck to the logits.
+    """
+
+    input_table: Float[Array, "V gates"]
+    state_kernel: Float[Array, "state gates_rank"]
+    hidden_kernel: Float[Array, "D rank"]
+    out_kernel: Float[Array, "rank V"]
+
+
+@struct.dataclass
+class FoldedDSpark:
+    """Everything that DSpark's rollout reads; the columns of what it mixes are those of the gate or the recurrence,
+    none for vanilla, then one of the confidence where there is one.
+
+    Attributes:
+        token_in: the row of every vocabulary id.
+        hidden_kernel: what acts on the drafter's state.
+        hidden_bias: added to it.
+        token_kernel: what acts on the row of the token before; zero where the confidence does not read it.
+        state_kernel: what acts on the recurrent state; None without one.
+        out_kernel: to the logits.
+    """
+
+    token_in: Float[Array, "V rank"]
+    hidden_kernel: Float[Array, "D mixed"]
+    hidden_bias: Float[Array, "mixed"]
+    token_kernel: Float[Array, "rank mixed"]
+    state_kernel: Float[Array, "rank gates"] | None
+    out_kernel: Float[Array, "rank V"]
+
+
+Folded = FoldedReranker | FoldedDomino | FoldedDSpark
+
+
+def fold_for_serving(config: CorrectorConfig, params: dict, embedding: Float[Array, "V D"]) -> Folded:
+    """Multiplies out a corrector's parameters with the target's embedding table; jit it to fold on the device."""
+    if isinstance(config, RerankerConfig):
+        return _fold_reranker(config, params, embedding)
+    if isinstance(config, DominoConfig):
+        return _fold_domino(config, params, embedding)
+    return _fold_dspark(config, params)
+
+
+def _fold_domino(config: DominoConfig, params: dict, embedding: Float[Array, "V D"]) -> FoldedDomino:
+    gru_input, gru_state, joint, out = (
+        params[name]["kernel"].astype(config.dtype) for name in ("gru_input", "gru_state", "joint", "out")
+    )
+    of_hidden, of_state = jnp.split(joint, [config.drafter_width])
+    return FoldedDomino(
+        input_table=jnp.einsum("vd,dg->vg", embedding.astype(config.dtype), gru_input),
+        state_kernel=jnp.concatenate([gru_state, of_state], axis=-1),
+        hidden_kernel=of_hidden,
+        out_kernel=out,
+    )
+
+
+def _fold_dspark(config: DSparkConfig, params: dict) -> FoldedDSpark:
+    params = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
+    width, rank = config.drafter_width, config.rank
+    of_hidden, of_token = jnp.zeros((width, 0), config.dtype), jnp.zeros((rank, 0), config.dtype)
+    bias, of_state = jnp.zeros((0,), config.dtype), None
+    if config.kind == "gated":
+        (of_hidden, of_token), bias = jnp.split(params["gate"]["kernel"], [width]), params["gate"]["bias"]
+    if config.kind == "rnn":
+        of_state, of_token, of_hidden = jnp.split(params["joint"]["kernel"], [rank, 2 * rank])
+        bias = params["joint"]["bias"]
+    if config.has_confidence:
+        kernel = params["confidence_proj"]["kernel"]
+        if not config.confidence_reads_token:
+            kernel = jnp.concatenate([kernel, jnp.zeros((rank, 1), kernel.dtype)])
+        of_hidden = jnp.concatenate([of_hidden, kernel[:width]], axis=-1)
+        of_token = jnp.concatenate([of_token, kernel[width:]], axis=-1)
+        bias = jnp.concatenate([bias, params["confidence_proj"]["bias"]])
+    return FoldedDSpark(
+        token_in=params["token_in"]["embedding"],
+        hidden_kernel=of_hidden,
+        hidden_bias=bias,
+        token_kernel=of_token,
+        state_kernel=of_state,
+        out_kernel=params["out"]["kernel"],
+    )
+
+
+def _fold_reranker(config: RerankerConfig, params: dict, embedding: Float[Array, "V D"]) -> FoldedReranker:
 
     def multiply(reranker: Reranker):
         return reranker.token_rows(embedding), reranker.attention_bias(config.num_slots, config.num_candidates)

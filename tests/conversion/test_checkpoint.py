@@ -62,7 +62,7 @@ def test_a_drafter_survives_a_round_trip_bit_for_bit(tmp_path, golden, source):
     assert_same_tensors(tmp_path / "out", golden / source)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
     again = load_drafter(tmp_path / "out")
-    assert (again.drafter, again.reranker) == (checkpoint.drafter, checkpoint.reranker)
+    assert (again.drafter, again.corrector) == (checkpoint.drafter, checkpoint.corrector)
     assert_same_trees(again.params, checkpoint.params)
 
 
@@ -82,7 +82,7 @@ def test_a_loaded_reranker_gives_the_public_codes_vectors(golden):
     checkpoint = public_drafter("lilicorr")
     inputs, want = (load_file(golden / f"lilicorr/{name}.safetensors") for name in ("inputs", "forward"))
     vectors = jax.jit(
-        functools.partial(Reranker(checkpoint.reranker).apply, {"params": checkpoint.params["reranker"]})
+        functools.partial(Reranker(checkpoint.corrector).apply, {"params": checkpoint.params["reranker"]})
     )(
         jnp.array(inputs["embed_tokens"][want["candidate_token_ids"]]),
         jnp.array(want["draft_hidden"][:, :, 1:]),
@@ -118,7 +118,7 @@ def test_master_weights_are_written_in_the_configs_dtype(tmp_path, golden):
         tmp_path,
         DrafterCheckpoint(
             drafter=dataclasses.replace(checkpoint.drafter, **half),
-            reranker=dataclasses.replace(checkpoint.reranker, **half),
+            corrector=dataclasses.replace(checkpoint.corrector, **half),
             params=checkpoint.params,
         ),
     )

@@ -22,6 +22,8 @@ from tests.conftest import GOLDEN
 
 DFLASH = json.loads((GOLDEN / "dflash/tied/drafter/config.json").read_text())
 LILICORR = json.loads((GOLDEN / "lilicorr/config.json").read_text())
+DOMINO = json.loads((GOLDEN / "domino/config.json").read_text()) | {"torch_dtype": "float32"}
+DSPARK = json.loads((GOLDEN / "dspark/config.json").read_text()) | {"torch_dtype": "float32"}
 TARGET = json.loads((GOLDEN / "dflash/tied/target/config.json").read_text())
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -87,6 +89,10 @@ def test_presets_survive_a_round_trip(preset):
     written = json.loads(json.dumps(drafter_to_json(ours.drafter, reranker)))
     assert drafter_from_json(written) == (ours.drafter, reranker)
     assert drafter_from_json(drafter_to_json(ours.drafter)) == (ours.drafter, None)
+    for method in ("domino", "dspark"):
+        drafter, corrector = ours.for_method(method)
+        written = json.loads(json.dumps(drafter_to_json(drafter, corrector)))
+        assert drafter_from_json(written) == (drafter, dataclasses.replace(corrector, init_std=drafter.init_std))
 
 
 def test_transformers_reads_what_we_write():
@@ -214,7 +220,62 @@ def test_no_key_of_the_reranker_has_a_default(key):
         drafter_from_json(changed(LILICORR, **{f"dflash_config__{key}": ...}))
 
 
+def test_domino_is_read_key_by_key():
+    """A block of six rows, of which "shift_label" says which speak: rows 0 to 4 for slots 1 to 5, or rows 1 to 5."""
+    drafter, domino = drafter_from_json(DOMINO)
+    assert (drafter.input_rows, drafter.num_slots, drafter.slot_convention) == (6, 5, "next")
+    assert (domino.state_width, domino.bottleneck_width, domino.plain_slots, domino.num_slots) == (32, 16, 1, 5)
+    assert (domino.drafter_width, domino.vocab_size) == (64, 199)
+    unshifted, _ = drafter_from_json(changed(DOMINO, dflash_config__shift_label=False))
+    assert (unshifted.input_rows, unshifted.num_slots, unshifted.slot_convention) == (6, 5, "same")
+    early = changed(DOMINO, architectures=["DFlashDraftModel"], emb_dim=...)
+    assert drafter_from_json(early) == (drafter, domino)
+
+
+def test_dspark_is_read_in_both_dialects():
+    """A block of six rows drafts six tokens: its first row speaks for the position behind the anchor."""
+    drafter, dspark = drafter_from_json(DSPARK)
+    assert (drafter.input_rows, drafter.num_slots, drafter.slot_convention) == (6, 6, "next")
+    assert (dspark.rank, dspark.kind, dspark.has_confidence, dspark.confidence_reads_token) == (
+        16,
+        "vanilla",
+        True,
+        True,
+    )
+    assert (dspark.num_slots, dspark.drafter_width, dspark.vocab_size) == (6, 64, 199)
+    moved = ("mask_token_id", "target_layer_ids", *(key for key in DSPARK if "markov" in key or "confidence" in key))
+    nested = {key: DSPARK[key] for key in moved} | {"projector_type": "dspark", "confidence_head_alpha": 1.0}
+    dialect = changed(DSPARK, architectures=["DSparkDraftModel"], dflash_config=nested, **dict.fromkeys(moved, ...))
+    assert drafter_from_json(dialect) == (drafter, dspark)
+    without = changed(dialect, dflash_config__enable_confidence_head=False)
+    assert not drafter_from_json(without)[1].has_confidence
+
+
+def test_the_written_configs_of_domino_and_dspark_have_the_public_keys():
+    written = drafter_to_json(*drafter_from_json(DOMINO))
+    assert written["dflash_config"] == DOMINO["dflash_config"]
+    assert {key: written[key] for key in DOMINO} == DOMINO
+    written = drafter_to_json(*drafter_from_json(DSPARK))
+    assert written["architectures"] == ["DSparkDraftModel"] and written["block_size"] == 6
+    assert written["dflash_config"]["projector_type"] == "dspark" and written["dflash_config"]["shift_label"] is True
+
+
+@pytest.mark.parametrize(
+    ("base", "key"),
+    [
+        *((DOMINO, f"dflash_config__{key}") for key in ("shift_label", "gru_hidden_dim", "pure_draft_prefix_len")),
+        *((DSPARK, key) for key in ("markov_rank", "markov_head_type", "enable_confidence_head")),
+        (DSPARK, "confidence_head_with_markov"),
+    ],
+)
+def test_no_key_of_domino_or_dspark_has_a_default(base, key):
+    with pytest.raises(ValueError, match=f"lacks {key.split('__')[-1]}"):
+        drafter_from_json(changed(base, **{key: ...}))
+
+
 def test_all_absent_keys_are_named_at_once():
+    with pytest.raises(ValueError, match="markov_rank, markov_head_type"):
+        drafter_from_json(changed(DSPARK, markov_rank=..., markov_head_type=...))
     with pytest.raises(ValueError, match=", ".join(LILICORR_KEYS)):
         drafter_from_json(changed(LILICORR, **{f"dflash_config__{key}": ... for key in LILICORR_KEYS}))
     with pytest.raises(ValueError, match="hidden_size, num_attention_heads"):
@@ -239,6 +300,18 @@ WRONG = [  # base, changes, what the sentence names
     (DFLASH, {"architectures": ["LiLiCorrDraftModel"]}, "lilicorr_candidate_topk"),
     (LILICORR, {"architectures": ["DFlashDraftModel"]}, "'DFlashDraftModel'"),
     (DFLASH, {"dflash_config__lilicorr_enabled": True}, "'DFlashDraftModel'"),
+    (DFLASH, {"dflash_config__projector_type": "dspark"}, "['DSparkDraftModel']"),
+    (LILICORR, {"dflash_config__projector_type": "domino"}, "['DominoDraftModel']"),
+    (
+        DOMINO,
+        {"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "domino"}},
+        "DominoDraftModel",
+    ),
+    (DOMINO, {"emb_dim": 8}, "8 in config.json and 16"),
+    (DOMINO, {"dflash_config__pure_draft_prefix_len": 6}, "got 6"),
+    (DOMINO, {"dflash_config__gru_hidden_dim": 0}, "got 0"),
+    (DSPARK, {"shift_label": False}, "shift_label is False"),
+    (DSPARK, {"markov_rank": 0}, "got 0"),
     (LILICORR, {"dflash_config__lilicorr_candidate_topk": 17}, "17"),
     (LILICORR, {"dflash_config__lilicorr_candidate_topk": 0}, "got 0"),
     (LILICORR, {"dflash_config__lilicorr_num_heads": 5}, "got 5"),
@@ -293,7 +366,10 @@ UNCOMPUTED = [
     (DFLASH, {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
     (DFLASH, {"architectures": ...}, "None"),
     (DFLASH, {"model_type": "llama"}, "llama"),
-    (DFLASH, {"dflash_config__projector_type": "domino"}, "domino"),
+    (DFLASH, {"dflash_config__projector_type": "dspine"}, "dspine"),
+    (DOMINO, {"dflash_config__use_bias_norm": True}, "use_bias_norm"),
+    (DSPARK, {"draft_vocab_size": 32}, "32"),
+    (DSPARK, {"markov_head_type": "linear"}, "'linear'"),
     (DFLASH, {"dflash_config__selector_rank": 256}, "selector_rank"),
     (DFLASH, {"dflash_config__causal": True}, "causal"),
     (DFLASH, {"draft_vocab_size": 32}, "32"),
@@ -362,3 +438,19 @@ def test_what_the_public_layout_cannot_say_is_not_written(field, value, kind):
     drafter, reranker = drafter_from_json(LILICORR)
     with pytest.raises(kind, match=str(value)):
         drafter_to_json(dataclasses.replace(drafter, **{field: value}), reranker)
+
+
+@pytest.mark.parametrize(
+    "base, changes, value",
+    [
+        (DOMINO, {"num_slots": 6}, "6 slots from 6 rows"),
+        (DOMINO, {"vocab_size": 200}, "200"),
+        (DSPARK, {"slot_convention": "same", "num_slots": 5}, "'same'"),
+        (DSPARK, {"num_slots": 5}, "5 slots from 6 rows"),
+        (DSPARK, {"dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_rows_and_slots_that_a_layout_cannot_say_are_not_written(base, changes, value):
+    drafter, corrector = drafter_from_json(base)
+    with pytest.raises((ValueError, NotImplementedError), match=value):
+        drafter_to_json(dataclasses.replace(drafter, **changes), corrector)

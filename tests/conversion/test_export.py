@@ -24,7 +24,7 @@ def checkpoint(request):
     params = dict(ours.params) | {
         "reranker": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), ours.params["reranker"])
     }
-    return dataclasses.replace(ours, reranker=dataclasses.replace(ours.reranker, init="fan_in"), params=params)
+    return dataclasses.replace(ours, corrector=dataclasses.replace(ours.corrector, init="fan_in"), params=params)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(tmp_path, checkpoint):
 
 
 def assert_same(one, other):
-    assert (one.drafter, one.reranker) == (other.drafter, other.reranker)
+    assert (one.drafter, one.corrector) == (other.drafter, other.corrector)
     ours, theirs = flat(one.params), flat(other.params)
     assert ours.keys() == theirs.keys()
     for path, leaf in theirs.items():
@@ -58,7 +58,7 @@ def test_an_export_restores_under_a_sharding(folder, checkpoint):
 def test_a_plain_drafter_is_exported_without_a_reranker(tmp_path, golden):
     plain = load_drafter(golden / "dflash/tied/drafter")
     save_export(tmp_path, plain)
-    assert load_export(tmp_path).reranker is None
+    assert load_export(tmp_path).corrector is None
     assert_same(load_export(tmp_path), plain)
 
 
@@ -87,7 +87,7 @@ def test_either_kind_of_folder_is_recognised(tmp_path, golden):
         ({"drafter__width": None}, "width"),
         ({"drafter__width": "x"}, "DrafterConfig"),
         ({"drafter__mask_id": 1000}, "1000"),
-        ({"reranker__num_candidates": 5}, r"rank_embedding has \(4, 32\) for \(5, 32\)"),
+        ({"corrector__num_candidates": 5}, r"rank_embedding has \(4, 32\) for \(5, 32\)"),
         ({"extra": 1}, "format"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_wrong_description_is_refused(folder, changes, value):
 
 
 def test_a_description_of_other_parameters_is_refused(folder):
-    description = json.loads((folder / "export.json").read_text()) | {"reranker": None}
+    description = json.loads((folder / "export.json").read_text()) | {"corrector": None}
     (folder / "export.json").write_text(json.dumps(description))
     with pytest.raises(ValueError, match="46 unexpected"):
         load_export(folder)

@@ -13,7 +13,16 @@ from lilicorr_jax import config, sharding
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target, checkpoint_rules
 from lilicorr_jax.conversion.config_json import drafter_from_json, target_from_json
 from lilicorr_jax.conversion.folder import read_json
-from lilicorr_jax.conversion.rules import check_cover, drafter_rules, flat, reranker_rules, stored_shapes, target_rules
+from lilicorr_jax.conversion.rules import (
+    check_cover,
+    corrector_rules,
+    drafter_rules,
+    flat,
+    reranker_rules,
+    stored_shapes,
+    target_rules,
+)
+from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 
 TINY = config.tiny()
@@ -55,6 +64,47 @@ def test_public_rerankers_have_the_papers_number_of_parameters(preset, count):
     shapes = sharding.abstract_parameters(Reranker(ours), *reranker_shapes(ours))
     assert sharding.count_parameters(shapes) == count
     assert sum(np.prod(shape) for shape in stored_shapes(reranker_rules(ours), shapes).values()) == count
+
+
+BASELINES = {  # of the presets' corrector: fields, and parameters of the 8B and the 4B
+    "domino": ({}, 55_934_976, 50_823_168),
+    "dspark": ({}, 77_795_585, 77_794_049),
+    "gated": ({"kind": "gated"}, 77_795_585 + 1_114_368, 77_794_049 + 721_152),
+    "rnn": ({"kind": "rnn"}, 77_795_585 + 3_539_712, 77_794_049 + 2_360_064),
+    "without confidence": ({"has_confidence": False}, 2 * 38_895_616, 2 * 38_895_616),
+}
+
+
+@pytest.mark.parametrize("preset, column", [("qwen3_8b", 0), ("qwen3_4b", 1)])
+@pytest.mark.parametrize("name", BASELINES)
+def test_public_baselines_have_the_published_number_of_parameters(name, preset, column):
+    fields, *counts = BASELINES[name]
+    method = "domino" if name == "domino" else "dspark"
+    ours = dataclasses.replace(config.PRESETS[preset]().for_method(method)[1], **fields)
+    shapes = sharding.abstract_parameters(make_corrector(ours), *corrector_shapes(ours))
+    assert sharding.count_parameters(shapes) == counts[column]
+    assert sum(np.prod(shape) for shape in stored_shapes(corrector_rules(ours), shapes).values()) == counts[column]
+
+
+def test_published_tensors_of_the_baselines_have_their_shapes():
+    (_, domino), (_, dspark) = (config.qwen3_8b().for_method(method) for method in ("domino", "dspark"))
+    rnn = dataclasses.replace(dspark, kind="rnn")
+    found = {}
+    for ours in (domino, rnn):
+        shapes = sharding.abstract_parameters(make_corrector(ours), *corrector_shapes(ours))
+        found |= stored_shapes(corrector_rules(ours), shapes)
+    assert found == {
+        "prefix_gru.weight_ih_l0": (3072, 4096),
+        "prefix_gru.weight_hh_l0": (3072, 1024),
+        "embed_proj.0.weight": (256, 5120),
+        "embed_proj.2.weight": (151_936, 256),
+        "markov_head.markov_w1.weight": (151_936, 256),
+        "markov_head.markov_w2.weight": (151_936, 256),
+        "markov_head.joint_proj.weight": (768, 512 + 4096),
+        "markov_head.joint_proj.bias": (768,),
+        "confidence_head.proj.weight": (1, 4352),
+        "confidence_head.proj.bias": (1,),
+    }
 
 
 @pytest.mark.parametrize("folder", ["dflash/tied/drafter", "dflash/untied/drafter", "lilicorr"])

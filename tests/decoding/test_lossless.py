@@ -33,7 +33,7 @@ def engine(name: str) -> Engine:
     """One engine per method, compiled for one shape."""
     method, walk = METHODS[name]
     config = EngineConfig(rows=4, context_limit=110, smallest_bucket=128, blocks_per_dispatch=3)
-    return Engine(replace(tiny_models(), method=method, walk=walk), config)
+    return Engine(replace(tiny_models(), method=method, proposal=walk), config)
 
 
 def requests(**fields):

@@ -42,7 +42,7 @@ def proposals(blocks):
     @served.quick
     def run(params, state):
         def propose(walk):
-            drafter = replace(models(), method="lilicorr", walk=walk).pair().drafter
+            drafter = replace(models(), method="lilicorr", proposal=walk).pair().drafter
             states = drafter.draft(params, state.anchor_id, state.draft_cache, state.length, None)
             temperature = jnp.full(len(PROMPTS), 0.7, jnp.float32)
             return drafter.propose(params, states, state.anchor_id, state.anchor_feature, temperature, noise)

@@ -32,7 +32,7 @@ def models(drafter: str) -> Models:
         rng = np.random.default_rng(0)
         trees = jax.tree.map(lambda x: x if x.ndim == 1 else rng.normal(0, x.shape[0] ** -0.5, x.shape), trees)
     trees = jax.tree.map(lambda x: jnp.asarray(x, target.dtype), trees)
-    records = dict(drafter=checkpoint.drafter, reranker=checkpoint.reranker)
+    records = dict(drafter=checkpoint.drafter, corrector=checkpoint.corrector)
     return assemble(target, {"target": params, **trees}, method="lilicorr", **records)
 
 
@@ -46,9 +46,9 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 @functools.cache
 def replies(drafter: str, method: str, count: int) -> list[Reply]:
     """Greedy, four rows at a time that come and go: a ragged batch."""
-    name, walk = METHODS[method]
+    name, proposal = METHODS[method]
     config = EngineConfig(rows=4, context_limit=WIDTH, smallest_bucket=WIDTH)
-    engine = Engine(replace(models(drafter), method=name, walk=walk), config)
+    engine = Engine(replace(models(drafter), method=name, proposal=proposal), config)
     return engine.run([Request(id=str(i), prompt_ids=ids) for i, ids in enumerate(prompts(count))])
 
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import train.objective as trained
 from lilicorr_jax.config import ObjectiveConfig, TargetConfig
-from lilicorr_jax.conversion.checkpoint import load_drafter
-from lilicorr_jax.conversion.rules import drafter_rules, flat, reranker_rules, under
+from lilicorr_jax.conversion.checkpoint import checkpoint_rules, load_drafter
+from lilicorr_jax.conversion.rules import flat
 from lilicorr_jax.losses.rerank import gold_gaps
 from lilicorr_jax.losses.terms import Terms, joint_loss, loss_counts, loss_sums
 from lilicorr_jax.sharding import make_mesh
@@ -40,7 +40,7 @@ class Lesson(NamedTuple):
 def lesson(golden):
     arrays = {name: jnp.asarray(value) for name, value in golden_arrays(golden).items()}
     checkpoint = load_drafter(golden / "lilicorr")
-    rules = under("drafter", drafter_rules(checkpoint.drafter)) + under("reranker", reranker_rules(checkpoint.reranker))
+    rules = checkpoint_rules(checkpoint.drafter, checkpoint.corrector)
     objective = make_objective(checkpoint)
     batch = Batch(
         token_ids=arrays["input_ids"],
@@ -92,10 +92,12 @@ def make_objective(checkpoint) -> trained.Objective:
     return trained.Objective(
         target=target,
         drafter=drafter,
-        reranker=checkpoint.reranker,
+        corrector=checkpoint.corrector,
         weights=RULE,
         mesh=make_mesh(),
         anchors=3,
+        num_candidates=checkpoint.corrector.num_candidates,
+        num_steps=1,
         seed=0,
         vocabulary_chunk=8,
         anchor_chunk=2,

@@ -39,7 +39,7 @@ def random_pair():
         return rng.normal(centre, scale, leaf.shape).astype(leaf.dtype)
 
     weights, params = jax.tree.map(random, (abstract_target(target), abstract_drafter(drafter, reranker)))
-    return target, weights, DrafterCheckpoint(drafter=drafter, reranker=reranker, params=params)
+    return target, weights, DrafterCheckpoint(drafter=drafter, corrector=reranker, params=params)
 
 
 def save_tokenizer(folder) -> None:
@@ -60,7 +60,7 @@ def folders(tmp_path_factory):
     save_export(root / "orbax", checkpoint)
     save_drafter(root / "hf", checkpoint)
     plain = {"drafter": checkpoint.params["drafter"]}
-    save_drafter(root / "plain", DrafterCheckpoint(drafter=checkpoint.drafter, reranker=None, params=plain))
+    save_drafter(root / "plain", DrafterCheckpoint(drafter=checkpoint.drafter, corrector=None, params=plain))
     draw = random.Random(0)
     rows = [
         {"id": f"{name}-{i}", "category": name, "turns": [" ".join(draw.choices(WORDS[2:8], k=4 + i)), "and then?"]}

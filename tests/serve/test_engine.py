@@ -218,7 +218,7 @@ def test_a_method_needs_its_parts():
     with pytest.raises(ValueError, match="Method 'dflash' needs a drafter"):
         Models(target=models.target, params=models.params, method="dflash")
     with pytest.raises(ValueError, match="Method 'lilicorr' needs a reranker, and this drafter's checkpoint has none"):
-        replace(models, reranker=None, method="lilicorr")
+        replace(models, corrector=None, method="lilicorr")
     with pytest.raises(ValueError, match="drafter expects 4"):
         replace(models, drafter=replace(models.drafter, num_target_layers=4))
 

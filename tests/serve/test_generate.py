@@ -115,7 +115,7 @@ def test_a_reply_without_blocks_has_no_tau():
             {"temperature": -1, "method": "ar", "drafter": "none"},
             "temperature must be finite and not negative; got -1.0",
         ),
-        ({"walk": "random"}, "random"),
+        ({"proposal": "random"}, "random"),
         ({"target": "nowhere"}, "nowhere"),
         (
             {"prompt": "so " * 100, "method": "ar", "drafter": "none"},
