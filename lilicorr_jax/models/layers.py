@@ -74,12 +74,37 @@ class Part(NamedTuple):
     mask: Bool[Array, "B Q T"]
 
 
+QUERY_ROWS = 512
+"""Rows of queries that are scored at a time: against each other, those of a long text would make N T^2 numbers."""
+
+
 def attend(queries: Float[Array, "B N Q H"], parts: Sequence[Part]) -> Float[Array, "B N Q H"]:
     """Grouped-query softmax attention over several key ranges under one softmax, scaled by 1/sqrt(H).
 
     Consecutive query heads share a key/value head. Scores and softmax are float32. Ranges are not concatenated (a
     cache would be copied), only their scores are. Every query must see at least one key.
     """
+    rows = queries.shape[2]
+    if rows <= QUERY_ROWS:
+        return _attend(queries, parts)
+    steps = -(-rows // QUERY_ROWS)
+    chunk = -(-rows // steps)
+
+    def split(x: Array) -> Array:
+        padded = jnp.pad(x, [(0, 0), (0, steps * chunk - rows)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(padded.reshape(x.shape[0], steps, chunk, *x.shape[2:]), 1, 0)  # [steps, B, chunk, ...]
+
+    def attend_some(some):
+        queries, masks = some
+        seen = [part._replace(mask=mask) for part, mask in zip(parts, masks, strict=True)]
+        return jnp.moveaxis(_attend(jnp.moveaxis(queries, 1, 2), seen), 2, 1)
+
+    mixed = jax.lax.map(attend_some, (split(jnp.moveaxis(queries, 2, 1)), [split(part.mask) for part in parts]))
+    joined = jnp.moveaxis(mixed, 0, 1).reshape(queries.shape[0], -1, *mixed.shape[3:])  # [B, steps * chunk, N, H]
+    return jnp.moveaxis(joined[:, :rows], 1, 2)
+
+
+def _attend(queries: Float[Array, "B N Q H"], parts: Sequence[Part]) -> Float[Array, "B N Q H"]:
     batch, heads, rows, width = queries.shape
     grouped = queries.reshape(batch, parts[0].keys.shape[1], -1, rows, width)  # [B, G, N/G, Q, H]
     lowest = jnp.finfo(jnp.float32).min
@@ -109,26 +134,6 @@ class RMSNorm(nn.Module):
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
         return x.astype(self.dtype) * jnp.broadcast_to(weight.astype(self.dtype), x.shape)
-
-
-def linear(
-    features: int,
-    axes: tuple[str, str],
-    *,
-    dtype: str,
-    kernel_init: nn.initializers.Initializer,
-    use_bias: bool = False,
-    name: str | None = None,
-) -> nn.Dense:
-    """A dense layer, kernel [in, out], whose kernel carries the logical axes `axes` (see `lilicorr_jax.sharding`)."""
-    return nn.Dense(
-        features,
-        use_bias=use_bias,
-        dtype=jnp.dtype(dtype),
-        kernel_init=nn.with_logical_partitioning(kernel_init, axes),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros_init(), axes[1:]),
-        name=name,
-    )
 
 
 class GatedMLP(nn.Module):

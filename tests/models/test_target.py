@@ -14,9 +14,11 @@ from lilicorr_jax import config, sharding
 from lilicorr_jax.cache import KVCache, init_cache
 from lilicorr_jax.config import RopeConfig, TargetConfig
 from lilicorr_jax.conversion.checkpoint import load_target
+from lilicorr_jax.models import layers
 from lilicorr_jax.models.layers import DecoderLayer, Part, attend, rotary, rotary_frequencies
 from lilicorr_jax.models.target import Target, TargetPass, unembedding
 from tests.conftest import GOLDEN
+from tests.program import shapes_made
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -176,8 +178,11 @@ def test_a_masked_key_changes_nothing_bit_for_bit(rng):
     assert not np.array_equal(before, visible)
 
 
-def test_attention_over_two_ranges_is_softmax_over_all_visible_keys(rng):
-    batch, heads, groups, rows, width = 2, 6, 2, 3, 8
+@pytest.mark.parametrize("query_rows, scored", [(512, 5), (3, 3), (2, 2)])
+def test_attention_over_two_ranges_is_softmax_over_all_visible_keys(rng, monkeypatch, query_rows, scored):
+    """However many rows are scored at a time, and no more than those: all five, then three and two, then two by two."""
+    monkeypatch.setattr(layers, "QUERY_ROWS", query_rows)
+    batch, heads, groups, rows, width = 2, 6, 2, 5, 8
     queries = rng.normal(size=(batch, heads, rows, width)).astype(np.float32)
     ranges = [
         (*rng.normal(size=(2, batch, groups, n, width)).astype(np.float32), rng.random((batch, rows, n)) < 0.6)
@@ -189,7 +194,10 @@ def test_attention_over_two_ranges_is_softmax_over_all_visible_keys(rng):
         seen = [(k[b, n // 3, t], v[b, n // 3, t]) for k, v, m in ranges for t in range(m.shape[2]) if m[b, q, t]]
         weights = np.exp([queries[b, n, q] @ key / math.sqrt(width) for key, _ in seen])
         want[b, n, q] = sum(w * value for w, (_, value) in zip(weights / weights.sum(), seen, strict=True))
-    assert_close(attend(jnp.array(queries), [Part(*map(jnp.array, r)) for r in ranges]), want)
+    attended = lambda queries: attend(queries, [Part(*map(jnp.array, r)) for r in ranges])
+    assert_close(attended(jnp.array(queries)), want)
+    scores = {math.prod(shape) for shape in shapes_made(attended, jnp.array(queries)) if shape[-1:] == (5,)}
+    assert max(scores) == batch * heads * scored * 5
 
 
 def test_an_explicit_head_width_shapes_projections_and_cache():
