@@ -18,11 +18,10 @@ import jax
 import numpy as np
 
 from lilicorr_jax.config import setting
-from lilicorr_jax.decoding.pair import Pair
-from lilicorr_jax.decoding.prefill import empty_state, insert_row, prefill
-from lilicorr_jax.decoding.speculate import NO_TOKEN, BlockRecord, DecodeState, Finish, run_blocks
+from lilicorr_jax.decoding.prefill import empty_state, prefill_row
+from lilicorr_jax.decoding.speculate import NO_TOKEN, BlockRecord, Finish, run_blocks
 from lilicorr_jax.decoding.verify import Mode
-from lilicorr_jax.shapes import Array, Int32
+from lilicorr_jax.shapes import Array
 from serve.models import Method, Models, assemble, load_models
 from serve.request import Block, Reply, Request, Times
 
@@ -128,7 +127,7 @@ class Engine:
         self._state = jax.jit(partial(empty_state, self._pair, config.rows, self.capacity, config.max_stop_ids))()
         self._rows: list[_Row | None] = [None] * config.rows
         self._pending: deque[tuple[BlockRecord, tuple[_Row | None, ...]]] = deque()
-        self._prefill = jax.jit(partial(_prefill_row, self._pair), static_argnames="mode", donate_argnums=1)
+        self._prefill = jax.jit(partial(prefill_row, self._pair), static_argnames="mode", donate_argnums=1)
         self._run = jax.jit(
             partial(
                 run_blocks,
@@ -288,23 +287,6 @@ class Engine:
         )
         length = np.array([len(request.prompt_ids)], np.int32)
         return self._prefill(self.models.params, self._state, np.int32(index), prompt_ids, length, settings, mode=mode)
-
-
-def _prefill_row(
-    pair: Pair,
-    params: dict,
-    state: DecodeState,
-    index: Int32[Array, ""],
-    prompt_ids: Int32[Array, "1 T"],
-    prompt_length: Int32[Array, "1"],
-    settings: dict[str, Array],
-    *,
-    mode: Mode,
-) -> tuple[DecodeState, Int32[Array, "1"], Int32[Array, "1"]]:
-    """Prefills one prompt and writes its row into the batch; also the first token and the row's `Finish`."""
-    one = empty_state(pair, 1, prompt_ids.shape[1], settings["stop_ids"].shape[1]).replace(**settings)
-    one = prefill(pair, params, one, prompt_ids, prompt_length, mode=mode)
-    return insert_row(state, index, one), one.anchor_id, one.finish_reason
 
 
 def _read_blocks(record: BlockRecord, index: int, blocks: list[Block]) -> list[int]:

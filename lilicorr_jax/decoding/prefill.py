@@ -83,3 +83,24 @@ def insert_row(state: DecodeState, row: Int32[Array, ""], one: DecodeState) -> D
         return jax.lax.dynamic_update_slice(whole, part, (row, *(0,) * (whole.ndim - 1)))
 
     return jax.tree.map(write, state, one)
+
+
+def prefill_row(
+    pair: Pair,
+    params: dict,
+    state: DecodeState,
+    index: Int32[Array, ""],
+    prompt_ids: Int32[Array, "1 T"],
+    prompt_length: Int32[Array, "1"],
+    settings: dict[str, Array],
+    *,
+    mode: Mode,
+) -> tuple[DecodeState, Int32[Array, "1"], Int32[Array, "1"]]:
+    """Prefills one prompt and writes its row into the batch; also the first token and the row's `Finish`.
+
+    Args:
+        settings: fields of the row's state: sampling, stop ids, max_tokens.
+    """
+    one = empty_state(pair, 1, prompt_ids.shape[1], settings["stop_ids"].shape[1]).replace(**settings)
+    one = prefill(pair, params, one, prompt_ids, prompt_length, mode=mode)
+    return insert_row(state, index, one), one.anchor_id, one.finish_reason
