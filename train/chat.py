@@ -111,7 +111,7 @@ def _own_ids(tokenizer, number: int, message: Message) -> list[int]:
     ids = message["token_ids"]
     if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
         raise ValueError(f"message {number}: its token_ids must be a list of whole numbers")
-    if answer_text(tokenizer, ids) != message["content"]:
+    if message["content"] not in answer_text(tokenizer, ids):  # a server keeps thoughts and calls apart from it
         raise ValueError(f"message {number}: its token_ids don't spell its content; were they another tokenizer's?")
     return ids
 
