@@ -26,6 +26,7 @@ from lilicorr_jax.decoding import propose
 from lilicorr_jax.decoding.pair import Pair, drafter_calls, target_calls, unembed_with
 from lilicorr_jax.decoding.propose import Proposer
 from lilicorr_jax.models.fold import fold_for_serving
+from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
 from pallas_kernels.dispatch import Implementation
 
@@ -120,12 +121,13 @@ def assemble(
     method: Method = "ar",
     proposal: ProposalKind = "greedy",
 ) -> Models:
-    """Models from parameters as they were trained: the corrector's tree is folded here, once."""
+    """Models from parameters as they were trained: what decodes faster in another form gets it here, once."""
     if corrector is not None:
         name = corrector_name(corrector)
         every_id = partial(Target(target).apply, method="embed", token_ids=jnp.arange(target.vocab_size))
         fold = jax.jit(lambda tree, weights: fold_for_serving(corrector, tree, every_id({"params": weights})))
         params = {**params, name: fold(params[name], params["target"])}  # closed over, they would be folded
+    params = params | {name: for_decoding(params[name]) for name in ("target", "drafter") if name in params}
     return Models(target=target, drafter=drafter, corrector=corrector, params=params, method=method, proposal=proposal)
 
 
@@ -142,7 +144,7 @@ def load_models(
     Args:
         dtype: of all weights and activations; None takes the target's.
     """
-    target, params = load_target(target_folder, dtype=dtype)
+    target, params = load_target(target_folder, dtype=dtype, to_decode=True)
     if drafter_folder is None:
         return assemble(target, {"target": params}, method=method, proposal=proposal)
     checkpoint = load_any(drafter_folder)

@@ -24,6 +24,7 @@ from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.dflash import Drafter, drafter_shapes
 from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.layers import RMSNorm
+from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters, make_mesh
 from pallas_kernels import report
@@ -65,11 +66,11 @@ def abstract_models(config: PreflightConfig, preset: Preset, sharding: NamedShar
 
     dtype, target = preset.target.dtype, preset.target
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    params = {"target": place(abstract_parameters(Target(target), token), dtype)}
+    params = {"target": place(jax.eval_shape(for_decoding, abstract_parameters(Target(target), token)), dtype)}
     drafter, corrector = preset.for_method("dflash" if config.method == "ar" else config.method)
     if config.method != "ar":
         tree = abstract_parameters(Drafter(drafter), *drafter_shapes(drafter), method="from_features")
-        params["drafter"] = place(tree, dtype)
+        params["drafter"] = place(jax.eval_shape(for_decoding, tree), dtype)
     if corrector is not None:
         tree = place(abstract_parameters(make_corrector(corrector), *corrector_shapes(corrector)), dtype)
         fold = partial(fold_for_serving, corrector)

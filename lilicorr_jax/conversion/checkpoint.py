@@ -31,6 +31,7 @@ from lilicorr_jax.conversion.rules import (
     Rule,
     check_cover,
     corrector_rules,
+    decoded,
     drafter_rules,
     flat,
     stored_shapes,
@@ -40,6 +41,7 @@ from lilicorr_jax.conversion.rules import (
 from lilicorr_jax.conversion.safetensors import SINGLE_FILE, Entry, read_folder, write_file
 from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.dflash import Drafter, drafter_shapes
+from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters
 
@@ -56,7 +58,7 @@ class DrafterCheckpoint:
 
 
 def load_target(
-    folder: Path | str, *, dtype: Dtype | None = None, mesh: Mesh | None = None
+    folder: Path | str, *, dtype: Dtype | None = None, mesh: Mesh | None = None, to_decode: bool = False
 ) -> tuple[TargetConfig, dict]:
     """A target's configuration and parameters.
 
@@ -64,6 +66,7 @@ def load_target(
         folder: config.json, generation_config.json where there is one, and safetensors.
         dtype: of activations and parameters; None takes the one that config.json names.
         mesh: parameters are placed by `sharding.LOGICAL_RULES`; None puts them on the default device.
+        to_decode: gives the tree of `models.linear.for_decoding`, on the default device.
     """
     folder = Path(folder)
     generation = read_json(folder, GENERATION_FILE) if exists(folder, GENERATION_FILE) else None
@@ -71,7 +74,10 @@ def load_target(
     entries = {name: entry for name, entry in read_folder(folder).items() if not _is_rotary_buffer(name)}
     if config.tie_embeddings:
         entries = _without_tied_copy(folder, entries)
-    return config, _read(folder, entries, target_rules(config), abstract_target(config, mesh), config.dtype)
+    rules, abstract = target_rules(config), abstract_target(config, mesh)
+    if to_decode:
+        rules, abstract = decoded(rules), jax.eval_shape(for_decoding, abstract)
+    return config, _read(folder, entries, rules, abstract, config.dtype)
 
 
 def save_target(folder: Path | str, config: TargetConfig, params: Mapping) -> None:

@@ -19,6 +19,7 @@ from lilicorr_jax.config import (
     TargetConfig,
     TransformerConfig,
 )
+from lilicorr_jax.models.linear import DECODED, TRAINED
 
 NAMES_SHOWN = 12
 
@@ -134,6 +135,14 @@ def corrector_rules(config: CorrectorConfig) -> tuple[Rule, ...]:
 def under(branch: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """The same tensors, in a branch of a larger tree."""
     return tuple(Rule(rule.name, f"{branch}/{rule.path}", rule.layout) for rule in rules)
+
+
+def decoded(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same tensors for a tree of `models.linear.for_decoding`, whose matrices lie as they are stored."""
+    kernel, rows = f"/{TRAINED}", f"/{DECODED}"
+    return tuple(
+        Rule(rule.name, rule.path.removesuffix(kernel) + rows) if rule.path.endswith(kernel) else rule for rule in rules
+    )
 
 
 def flat(tree: Mapping) -> dict[str, Any]:

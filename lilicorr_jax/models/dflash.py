@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from lilicorr_jax.cache import KVCache
 from lilicorr_jax.config import DrafterConfig
-from lilicorr_jax.models.layers import DecoderLayer, Part, RMSNorm, attend, linear, rotary
+from lilicorr_jax.models.layers import DecoderLayer, Part, RMSNorm, attend, rotary
+from lilicorr_jax.models.linear import Linear
 from lilicorr_jax.shapes import Array, Float, Int
 from pallas_kernels.block_attention import block_attention
 
@@ -26,7 +27,7 @@ class Drafter(nn.Module):
     def setup(self):
         c = self.config
         init = nn.initializers.normal(c.init_std)
-        self.fc = linear(c.width, ("features", "width"), dtype=c.dtype, kernel_init=init)
+        self.fc = Linear(c.width, ("features", "width"), dtype=c.dtype, kernel_init=init)
         self.hidden_norm = RMSNorm(c.norm_eps, c.dtype)
         self.layers = [DecoderLayer(c) for _ in range(c.num_layers)]
         self.norm = RMSNorm(c.norm_eps, c.dtype)

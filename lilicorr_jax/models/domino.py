@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.config import DominoConfig
-from lilicorr_jax.models.layers import linear
+from lilicorr_jax.models.linear import Linear
 from lilicorr_jax.shapes import Array, Float
 
 
@@ -53,10 +53,10 @@ class Domino(nn.Module):
         c = self.config
         recurrent = dict(dtype=c.dtype, kernel_init=_torch_uniform(c.state_width**-0.5))
         make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
-        self.gru_input = linear(3 * c.state_width, ("width", "state"), **recurrent)
-        self.gru_state = linear(3 * c.state_width, ("table", "state"), **recurrent)
-        self.joint = linear(c.bottleneck_width, ("features", "rank"), **make)
-        self.out = linear(c.vocab_size, ("rank", "vocab"), **make)
+        self.gru_input = Linear(3 * c.state_width, ("width", "state"), **recurrent)
+        self.gru_state = Linear(3 * c.state_width, ("table", "state"), **recurrent)
+        self.joint = Linear(c.bottleneck_width, ("features", "rank"), **make)
+        self.out = Linear(c.vocab_size, ("rank", "vocab"), **make)
 
     def states(self, prev_embeddings: Float[Array, "*batch S D"]) -> Float[Array, "*batch S state"]:
         """The GRU's state behind each token, from zero before the anchor.

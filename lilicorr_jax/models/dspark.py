@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.config import DSparkConfig
-from lilicorr_jax.models.layers import linear
+from lilicorr_jax.models.linear import Linear
 from lilicorr_jax.shapes import Array, Float, Int
 
 
@@ -57,13 +57,13 @@ class DSpark(nn.Module):
             dtype=jnp.dtype(c.dtype),
             embedding_init=nn.with_logical_partitioning(init, ("vocab", "rank")),
         )
-        self.out = linear(c.vocab_size, ("rank", "vocab"), **make)
+        self.out = Linear(c.vocab_size, ("rank", "vocab"), **make)
         if c.kind == "gated":
-            self.gate = linear(c.rank, ("features", "rank"), use_bias=True, **make)
+            self.gate = Linear(c.rank, ("features", "rank"), use_bias=True, **make)
         if c.kind == "rnn":
-            self.joint = linear(3 * c.rank, ("features", "rank"), use_bias=True, **make)
+            self.joint = Linear(3 * c.rank, ("features", "rank"), use_bias=True, **make)
         if c.has_confidence:
-            self.confidence_proj = linear(1, ("features", "table"), use_bias=True, **make)
+            self.confidence_proj = Linear(1, ("features", "table"), use_bias=True, **make)
 
     def features(
         self, prev_ids: Int[Array, "*batch S"], states: Float[Array, "*batch S D"]

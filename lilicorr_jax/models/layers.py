@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lilicorr_jax.config import RopeConfig, TransformerConfig
-from lilicorr_jax.models.linear import Linear as linear
+from lilicorr_jax.models.linear import Linear
 from lilicorr_jax.shapes import Array, Bool, Float, Int
 
 
@@ -145,9 +145,9 @@ class GatedMLP(nn.Module):
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         c = self.config
         make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
-        gate = linear(c.ffn_width, ("width", "ffn"), name="gate_proj", **make)(x)
-        up = linear(c.ffn_width, ("width", "ffn"), name="up_proj", **make)(x)
-        return linear(c.width, ("ffn", "width"), name="down_proj", **make)(nn.silu(gate) * up)
+        gate = Linear(c.ffn_width, ("width", "ffn"), name="gate_proj", **make)(x)
+        up = Linear(c.ffn_width, ("width", "ffn"), name="up_proj", **make)(x)
+        return Linear(c.width, ("ffn", "width"), name="down_proj", **make)(nn.silu(gate) * up)
 
 
 class Attention(nn.Module):
@@ -158,10 +158,10 @@ class Attention(nn.Module):
     def setup(self):
         c = self.config
         make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
-        self.q_proj = linear(c.num_heads * c.head_width, ("width", "heads"), use_bias=c.attention_bias, **make)
-        self.k_proj = linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
-        self.v_proj = linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
-        self.o_proj = linear(c.width, ("heads", "width"), **make)
+        self.q_proj = Linear(c.num_heads * c.head_width, ("width", "heads"), use_bias=c.attention_bias, **make)
+        self.k_proj = Linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        self.v_proj = Linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        self.o_proj = Linear(c.width, ("heads", "width"), **make)
         if c.qk_norm:
             self.q_norm = RMSNorm(c.norm_eps, c.dtype)
             self.k_norm = RMSNorm(c.norm_eps, c.dtype)

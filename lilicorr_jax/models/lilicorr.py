@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from lilicorr_jax.config import RerankerConfig
 from lilicorr_jax.decoding.candidates import confidence_features
-from lilicorr_jax.models.layers import RMSNorm, linear
+from lilicorr_jax.models.layers import RMSNorm
+from lilicorr_jax.models.linear import Linear
 from lilicorr_jax.shapes import Array, Bool, Float
 
 FEATURE_NORM_EPS = 1e-5
@@ -92,8 +93,8 @@ class LatticeAttention(nn.Module):
         c = self.config
         init = nn.initializers.xavier_uniform() if c.init == "normal" else kernel_init(c)
         make = dict(dtype=c.dtype, use_bias=True)
-        self.qkv_proj = linear(3 * c.width, ("rerank_width", "rerank_heads"), kernel_init=init, **make)
-        self.out_proj = linear(c.width, ("rerank_heads", "rerank_width"), kernel_init=kernel_init(c), **make)
+        self.qkv_proj = Linear(3 * c.width, ("rerank_width", "rerank_heads"), kernel_init=init, **make)
+        self.out_proj = Linear(c.width, ("rerank_heads", "rerank_width"), kernel_init=kernel_init(c), **make)
 
     def __call__(self, x: Float[Array, "*batch M W"], bias: Float[Array, "N M M"]) -> Float[Array, "*batch M W"]:
         c = self.config
@@ -116,8 +117,8 @@ class LatticeLayer(nn.Module):
         self.attention_norm = RMSNorm(c.norm_eps, c.dtype)
         self.attention = LatticeAttention(c)
         self.mlp_norm = RMSNorm(c.norm_eps, c.dtype)
-        self.mlp_up = linear(c.ffn_width, ("rerank_width", "ffn"), **make)
-        self.mlp_down = linear(c.width, ("ffn", "rerank_width"), **make)
+        self.mlp_up = Linear(c.ffn_width, ("rerank_width", "ffn"), **make)
+        self.mlp_down = Linear(c.width, ("ffn", "rerank_width"), **make)
 
     def __call__(self, x: Float[Array, "*batch M W"], bias: Float[Array, "N M M"]) -> Float[Array, "*batch M W"]:
         x = x + self.attention(self.attention_norm(x), bias)
@@ -154,12 +155,12 @@ class Reranker(nn.Module):
         c = self.config
         make = dict(dtype=c.dtype, use_bias=True, kernel_init=kernel_init(c))
         if c.width != c.drafter_width:
-            self.token_proj = linear(c.width, ("width", "rerank_width"), **make)
-        self.pass_hidden_proj = linear(c.width, ("width", "rerank_width"), **make)
-        self.context_proj = linear(c.width, ("width", "rerank_width"), **make)
+            self.token_proj = Linear(c.width, ("width", "rerank_width"), **make)
+        self.pass_hidden_proj = Linear(c.width, ("width", "rerank_width"), **make)
+        self.context_proj = Linear(c.width, ("width", "rerank_width"), **make)
         self.feature_norm = FeatureNorm(c.dtype)
-        self.feature_up = linear(c.width, ("features", "ffn"), **make)
-        self.feature_out = linear(c.width, ("ffn", "rerank_width"), **make)
+        self.feature_up = Linear(c.width, ("features", "ffn"), **make)
+        self.feature_out = Linear(c.width, ("ffn", "rerank_width"), **make)
         self.slot_embedding = self._table("slot_embedding", ("table", "rerank_width"), c.num_slots, c.width)
         self.rank_embedding = self._table("rank_embedding", ("table", "rerank_width"), c.num_candidates, c.width)
         distances = 2 * (c.num_slots + 1) - 1
@@ -169,9 +170,9 @@ class Reranker(nn.Module):
         self.output_norm = RMSNorm(c.norm_eps, c.dtype)
         self.anchor_norm = RMSNorm(c.norm_eps, c.dtype)
         self.factor_input_proj = FusionLayer(c)
-        self.out_head = linear(c.factor_width, ("ffn", "factor"), **make)
-        self.in_head = linear(c.factor_width, ("ffn", "factor"), **make)
-        self.anchor_out_head = linear(c.factor_width, ("rerank_width", "factor"), **make)
+        self.out_head = Linear(c.factor_width, ("ffn", "factor"), **make)
+        self.in_head = Linear(c.factor_width, ("ffn", "factor"), **make)
+        self.anchor_out_head = Linear(c.factor_width, ("rerank_width", "factor"), **make)
 
     def _table(self, name: str, axes: tuple[str, ...], *shape: int) -> Array:
         zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), axes)
