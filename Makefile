@@ -15,7 +15,7 @@ help: ## List the targets
 install: $(STAMP) ## Create .venv and install the project with its development tools
 
 test: $(STAMP) ## Run the default test suite (pass options in ARGS, e.g. ARGS=--slow)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types, as the pre-commit hooks and CI do
 	$(BIN)/ruff format --check .

@@ -30,7 +30,7 @@ def test_both_forms_are_the_product_of_the_equation(use_bias):
     for b, q, out in np.ndindex(2, 3, 5):
         wanted[b, q, out] = np.dot(x[b, q], np.asarray(params["kernel"])[:, out]) + (out if use_bias else 0)
     for form in (params, for_decoding(params)):
-        assert_close(module.apply({"params": form}, x), wanted)
+        assert_close(module.apply({"params": form}, jnp.asarray(x)), wanted)
 
 
 def test_a_decoding_tree_has_every_matrix_turned_and_nothing_else_touched():
