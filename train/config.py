@@ -9,7 +9,15 @@ import re
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from lilicorr_jax.config import PRESETS, DrafterConfig, ObjectiveConfig, RerankerConfig, setting
+from lilicorr_jax.config import (
+    PRESETS,
+    CorrectorConfig,
+    DrafterConfig,
+    Method,
+    ObjectiveConfig,
+    RerankerConfig,
+    setting,
+)
 
 FREE_TO_CHANGE = frozenset(
     {"target", "data", "output", "mesh", "accumulation", "vocabulary_chunk", "anchor_chunk", "eval_every"}
@@ -38,13 +46,15 @@ class MeshConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Trains a block drafter, alone or jointly with the lattice reranker, against a frozen target."""
+    """Trains a block drafter, alone or jointly with what corrects it, against a frozen target."""
 
     target: str = setting(MISSING, "Folder of the frozen target: a Hugging Face checkpoint in safetensors.", "Run")
     data: str = setting(MISSING, "Token file (.npz): the target's own replies; train.data says what it holds.")
     output: str = setting(MISSING, "Run folder; a run that was stopped goes on from the last checkpoint in it.")
-    preset: Literal["tiny", "demo", "qwen3_4b", "qwen3_8b"] = setting(MISSING, "Shapes of drafter and reranker.")
-    method: Literal["dflash", "lilicorr"] = setting("lilicorr", "The drafter alone, or jointly with the reranker.")
+    preset: Literal["tiny", "demo", "qwen3_4b", "qwen3_8b"] = setting(MISSING, "Shapes of the models.")
+    method: Method = setting(
+        "lilicorr", "The drafter alone, or jointly with LiLiCorr's reranker, Domino's or DSpark's correction."
+    )
     reranker_init: Literal["preset", "normal", "fan_in"] = setting(
         "preset", "Initial weights of the reranker: the preset's choice, N(0, 0.02), or N(0, 1 / fan-in)."
     )
@@ -58,7 +68,7 @@ class TrainConfig:
     anchors: int = setting(512, "Blocks drafted in each row, at anchors drawn anew at every step.")
     seed: int = setting(42, "Decides initial weights, order of the data and anchors.")
 
-    drafter_learning_rate: float = setting(6e-4, "Peak learning rate of the drafter.", "Optimizer")
+    drafter_learning_rate: float = setting(6e-4, "Peak learning rate of the drafter, Domino and DSpark.", "Optimizer")
     reranker_learning_rate: float = setting(1.5e-4, "Peak learning rate of the reranker.")
     drafter_weight_decay: float = setting(0.0, "Weight decay of the drafter's matrices.")
     reranker_weight_decay: float = setting(
@@ -97,6 +107,11 @@ class TrainConfig:
                 f"A row of {self.sequence_length} tokens has at most {self.sequence_length - 1} anchors; "
                 f"--anchors asks for {self.anchors}."
             )
+        if self.method in ("domino", "dspark") and self.objective.drafter_weighting != "decay":
+            raise ValueError(
+                f"--objective.drafter_weighting={self.objective.drafter_weighting} is for dflash and lilicorr; "
+                f"--method={self.method} weighs its slots by their decay."
+            )
         if self.eval_every and not self.eval_rows:
             raise ValueError(f"--eval_every={self.eval_every} needs rows to measure on: give --eval_rows.")
 
@@ -131,12 +146,12 @@ class TrainConfig:
             )
         return steps
 
-    def models(self) -> tuple[DrafterConfig, RerankerConfig]:
-        """The drafter and reranker that the preset names, with this run's initialisation."""
-        preset = PRESETS[self.preset]()
-        if self.reranker_init == "preset":
-            return preset.drafter, preset.reranker
-        return preset.drafter, dataclasses.replace(preset.reranker, init=self.reranker_init)
+    def models(self) -> tuple[DrafterConfig, CorrectorConfig | None]:
+        """The method's drafter and corrector in the preset's sizes, with this run's initialisation."""
+        drafter, corrector = PRESETS[self.preset]().for_method(self.method)
+        if isinstance(corrector, RerankerConfig) and self.reranker_init != "preset":
+            return drafter, dataclasses.replace(corrector, init=self.reranker_init)
+        return drafter, corrector
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same when a run is resumed: every field that changes the mathematics."""

@@ -16,10 +16,8 @@ def export(output: Path, config: TrainConfig, params: Params) -> Path:
 
     An export that is there is replaced when the new one is complete. Returns the export's folder.
     """
-    drafter, reranker = config.models()
-    checkpoint = DrafterCheckpoint(
-        drafter=drafter, reranker=reranker if config.method == "lilicorr" else None, params=params
-    )
+    drafter, corrector = config.models()
+    checkpoint = DrafterCheckpoint(drafter=drafter, corrector=corrector, params=params)
     folder, unfinished = output / EXPORT, output / f"{EXPORT}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     save_export(unfinished / ORBAX, checkpoint)

@@ -23,13 +23,13 @@ import numpy as np
 from lilicorr_jax.config import check_pair
 from lilicorr_jax.conversion.checkpoint import load_target
 from lilicorr_jax.flags import flags_from_record
-from lilicorr_jax.losses.terms import Terms, joint_loss, metrics
+from lilicorr_jax.losses.terms import Terms, metrics
 from lilicorr_jax.sharding import make_mesh
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.data import Batch, Rows, batches, hold_out, in_order, trainable_examples
 from train.export import export
-from train.objective import Objective, Params
+from train.objective import Objective, Params, make_objective
 from train.progress import Reporter
 from train.step import (
     StepReport,
@@ -45,7 +45,13 @@ from train.step import (
 from train.tokens import read_token_file
 
 CONFIG, CHECKPOINTS, METRICS, NON_FINITE = "config.flags", "checkpoints", "metrics.jsonl", "nonfinite.json"
-RERANKER_METRICS = ("rerank_loss", "distractor_loss", "margin_loss", "selected_prefix")
+OWN_METRICS = {
+    "dflash": (),
+    "lilicorr": ("rerank_loss", "distractor_loss", "margin_loss", "selected_prefix"),
+    "domino": ("corrected_loss", "selected_prefix"),
+    "dspark": ("corrected_loss", "distance", "confidence_loss", "selected_prefix"),
+}
+"""What only some methods report, besides what every drafter does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,30 +76,19 @@ def prepare(config: TrainConfig) -> Run:
     """Loads target and data and checks that they and the preset's models belong together; writes nothing."""
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     target, target_params = load_target(config.target, mesh=mesh)
-    drafter, reranker = config.models()
-    check_pair(target, drafter, reranker)
+    check_pair(target, *config.models())
     file = read_token_file(config.data, target.vocab_size)
     usable = trainable_examples(file, config.sequence_length)
     train_ids, held_ids = hold_out(usable, config.eval_rows)
-    objective = Objective(
-        target=target,
-        drafter=drafter,
-        reranker=reranker,
-        weights=config.objective,
-        mesh=mesh,
-        anchors=config.anchors,
-        seed=config.seed,
-        vocabulary_chunk=config.vocabulary_chunk,
-        anchor_chunk=config.anchor_chunk,
-    )
+    num_steps = config.num_steps(len(train_ids))
     return Run(
         config=config,
-        objective=objective,
+        objective=make_objective(config, target, mesh, num_steps),
         target_params=target_params,
         rows=Rows(file, train_ids, config.sequence_length),
         held_out=Rows(file, held_ids, config.sequence_length),
         num_examples=len(file),
-        num_steps=config.num_steps(len(train_ids)),
+        num_steps=num_steps,
         identity={"config": config.fixed(), "data": file.fingerprint(), "target": fingerprint(target_params)},
     )
 
@@ -182,13 +177,15 @@ class ReportReader:
             self.window.clear()
 
     def _means(self, step: int) -> dict[str, float]:
-        """Means over the window, each over all that it counted; the rates are those of its last step."""
+        """Means over the window, each over all that it counted; rates and weights are those of its last step."""
         config, num_steps = self.run.config, self.run.num_steps
-        values = term_values(sum((report.terms for report in self.window), Terms.zero()), config)
+        values = term_values(self.run, sum((report.terms for report in self.window), Terms.zero()), step - 1)
         values["gradient_norm"] = sum(float(report.gradient_norm) for report in self.window) / len(self.window)
         for group in trained_groups(config):
             rate = learning_rate(getattr(config, f"{group}_learning_rate"), num_steps, config.warmup_share)
             values[f"{group}_learning_rate"] = float(rate(step - 1))
+        if config.method == "domino":
+            values["base_weight"] = float(self.run.objective.mixture(step - 1).drafter)
         return values
 
 
@@ -196,12 +193,11 @@ def trained_groups(config: TrainConfig) -> tuple[str, ...]:
     return ("drafter", "reranker") if config.method == "lilicorr" else ("drafter",)
 
 
-def term_values(terms: Terms, config: TrainConfig) -> dict[str, float]:
-    """The loss and its parts as numbers; without a reranker, nothing of it."""
-    values = {"loss": joint_loss(terms, config.objective)} | metrics(terms)
-    if config.method == "dflash":
-        values = {name: value for name, value in values.items() if name not in RERANKER_METRICS}
-    return {name: float(value) for name, value in values.items()}
+def term_values(run: Run, terms: Terms, step: int) -> dict[str, float]:
+    """The loss, as it is weighed in `step`, and those of its parts that the method has."""
+    foreign = {name for names in OWN_METRICS.values() for name in names} - set(OWN_METRICS[run.config.method])
+    values = {"loss": run.objective.loss(terms, step)} | metrics(terms)
+    return {name: float(value) for name, value in values.items() if name not in foreign}
 
 
 def refuse_non_finite(output: Path, step: int, batch: Batch, report: StepReport) -> None:
@@ -227,10 +223,10 @@ class HeldOut:
         self.batches = in_order(run.held_out, rows)
         self.terms = jax.jit(run.objective)
 
-    def measure(self, params: Params) -> dict[str, float]:
+    def measure(self, params: Params, step: int) -> dict[str, float]:
         mesh = self.run.objective.mesh
         parts = (self.terms(params, self.run.target_params, place(rows, mesh), 0) for rows in self.batches)
-        return term_values(sum(parts, Terms.zero()), self.run.config)
+        return term_values(self.run, sum(parts, Terms.zero()), step)
 
 
 def train_steps(
@@ -249,7 +245,7 @@ def train_steps(
         is_end = done == run.num_steps
         if held_out and (is_end or done % config.eval_every == 0):
             reader.read_all()
-            reporter.report_held_out(done, held_out.measure(state.params))
+            reporter.report_held_out(done, held_out.measure(state.params, done))
         if is_end or stopped or done % config.checkpoint_every == 0:
             reader.read_all()  # what is not finite is never saved
             checkpoints.save(done, state)

@@ -1,28 +1,61 @@
-"""What is trained, on one batch: target pass, anchors, blocks, candidates, reranker, and their losses as terms.
+"""What is trained, on one batch: target pass, anchors, blocks, what stands behind them, and their losses as terms.
 
-The frozen target runs once, without gradient; of its logits only differences on candidates are read, so nothing is
-multiplied with the whole unembedding but the drafter's own states. Pure: random numbers are a function of (seed, step,
-example). Knows nothing of optimizers or of how micro-batches are added up.
+The frozen target runs once, without gradient. LiLiCorr reads of its logits only differences on candidates, so nothing
+is multiplied with the whole unembedding but the drafter's own states; DSpark reads whole rows. Pure: random numbers are
+a function of (seed, step, example). Knows nothing of optimizers or of how micro-batches are added up.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from lilicorr_jax.config import DrafterConfig, ObjectiveConfig, RerankerConfig, TargetConfig
+from lilicorr_jax.config import (
+    PRESETS,
+    CorrectorConfig,
+    DominoConfig,
+    DrafterConfig,
+    DSparkConfig,
+    ObjectiveConfig,
+    RerankerConfig,
+    TargetConfig,
+)
+from lilicorr_jax.losses.baselines import (
+    SlotReadings,
+    SlotRows,
+    domino_mixture,
+    domino_terms,
+    dspark_mixture,
+    dspark_terms,
+    read_slots,
+)
 from lilicorr_jax.losses.prefix import gold_ranks
 from lilicorr_jax.losses.rerank import gold_gaps
-from lilicorr_jax.losses.terms import Terms, drafter_terms, lattice_terms
-from lilicorr_jax.losses.vocabulary import VocabularyPass, token_logits, vocabulary_pass
+from lilicorr_jax.losses.terms import (
+    DRAFTER_ALONE,
+    Mixture,
+    Scalar,
+    Terms,
+    drafter_terms,
+    joint_loss,
+    lattice_terms,
+    loss_sums,
+)
+from lilicorr_jax.losses.vocabulary import token_logits, vocabulary_pass
 from lilicorr_jax.models.dflash import Drafter
+from lilicorr_jax.models.domino import Domino
+from lilicorr_jax.models.dspark import DSpark
 from lilicorr_jax.models.lilicorr import Reranker
 from lilicorr_jax.models.target import Target, unembedding
 from lilicorr_jax.shapes import Array, Bool, Float, Int, Int32
 from lilicorr_jax.sharding import MESH_AXES, batch_sharding, replicated
 from pallas_kernels.match_walk import match_scores
+from train.config import TrainConfig
 from train.data import Batch
 
 Params = dict[str, Any]
@@ -30,17 +63,19 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The function of (parameters, batch, step) that a run minimises.
+    """The function of (parameters, batch, step) that a run minimises; its corrector decides what it reads.
 
-    Without a `reranker` in the parameters the drafter is trained alone; its candidates are still counted.
+    Without one the drafter is trained alone; its candidates are still counted.
     """
 
     target: TargetConfig
     drafter: DrafterConfig
-    reranker: RerankerConfig
+    corrector: CorrectorConfig | None
     weights: ObjectiveConfig
     mesh: Mesh
     anchors: int  # A
+    num_candidates: int  # K: the reranker's, or those among which the gold token is looked for
+    num_steps: int  # of the run
     seed: int
     vocabulary_chunk: int
     anchor_chunk: int
@@ -49,7 +84,7 @@ class Objective:
         """Sums and counts over the batch.
 
         Args:
-            params: `drafter` and, for the joint objective, `reranker`.
+            params: `drafter` and the corrector's under its name.
             target_params: frozen; its embedding and unembedding serve the drafter too.
             batch: rows over the mesh's data and fsdp axes.
             step: decides the anchors, together with the seed and each row's example.
@@ -59,24 +94,45 @@ class Objective:
         anchors = choose_anchors(batch, self.anchors, self.seed, step)
         labels = label_slots(batch, anchors, self.drafter.num_slots)
         context, states = draft_states(self, params["drafter"], target_params, batch, lesson, anchors)
-        head = unembedding(target_params, self.target)
-        pool = draw_pool(self, states, head, labels)
-        gold = gold_ranks(pool.ids, labels.gold_ids)
-        terms = drafter_terms(pool.gold_logprobs, gold, labels.is_supervised, self.weights)
-        if "reranker" not in params:
-            return terms
-        rows = anchors.position - 1
-        reranker = Reranker(self.reranker).bind({"params": params["reranker"]})
-        vectors = reranker(
-            embed(self, target_params, pool.ids),
-            states,
-            pool.logprobs,
-            take_positions(context, jnp.maximum(rows, 0)),
-            rows >= 0,
-        )
-        scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, self.reranker.cosine_scale)
-        gaps = target_gaps(lesson.hidden, head, anchors, labels, pool.ids)
-        return terms + lattice_terms(scores, gold, gaps, labels.is_supervised, self.weights)
+        blocks = Blocks(lesson=lesson, anchors=anchors, labels=labels, context=context, states=states)
+        if isinstance(self.corrector, DominoConfig):
+            return corrected_by_domino(self, params["domino"], target_params, blocks)
+        if isinstance(self.corrector, DSparkConfig):
+            return corrected_by_dspark(self, params["dspark"], target_params, blocks)
+        return drafted_and_reranked(self, params.get("reranker"), target_params, blocks)
+
+    def mixture(self, step: Int[Array, ""] | int) -> Mixture:
+        """What the block terms weigh in a step's loss; only Domino's weights depend on the step."""
+        if isinstance(self.corrector, DominoConfig):
+            return domino_mixture(self.weights, step, self.num_steps)
+        return dspark_mixture(self.weights) if isinstance(self.corrector, DSparkConfig) else DRAFTER_ALONE
+
+    def loss(self, terms: Terms, step: Int[Array, ""] | int) -> Scalar:
+        """The loss of a step whose terms these are."""
+        return joint_loss(terms, self.weights, self.mixture(step))
+
+    def numerators(self, terms: Terms, step: Int[Array, ""] | int) -> dict[str, Scalar]:
+        """The loss's numerators by their names in `LossParts`; only with a reranker is there one of the lattice."""
+        sums = loss_sums(terms, self.weights, self.mixture(step))
+        return sums._asdict() if isinstance(self.corrector, RerankerConfig) else {"block": sums.block}
+
+
+def make_objective(config: TrainConfig, target: TargetConfig, mesh: Mesh, num_steps: int) -> Objective:
+    """The objective that a run's flags describe."""
+    drafter, corrector = config.models()
+    return Objective(
+        target=target,
+        drafter=drafter,
+        corrector=corrector,
+        weights=config.objective,
+        mesh=mesh,
+        anchors=config.anchors,
+        num_candidates=PRESETS[config.preset]().reranker.num_candidates,
+        num_steps=num_steps,
+        seed=config.seed,
+        vocabulary_chunk=config.vocabulary_chunk,
+        anchor_chunk=config.anchor_chunk,
+    )
 
 
 def gather_tables(objective: Objective, target_params: Params) -> Params:
@@ -128,9 +184,13 @@ def choose_anchors(batch: Batch, num_anchors: int, seed: int, step: Int[Array, "
 
 
 class Labels(NamedTuple):
-    """The gold token of slot s = 1..S is the text's token at anchor + s, if that exists and is supervised."""
+    """The gold token of slot s = 1..S is the text's token at anchor + s, if that exists and is supervised.
+
+    `previous_ids` are the tokens before them: the anchor, then the gold tokens of slots 1..S-1.
+    """
 
     gold_ids: Int32[Array, "B A S"]
+    previous_ids: Int32[Array, "B A S"]
     is_supervised: Bool[Array, "B A S"]
 
 
@@ -140,8 +200,11 @@ def label_slots(batch: Batch, anchors: Anchors, num_slots: int) -> Labels:
     place = anchors.position[:, :, None] + jnp.arange(1, num_slots + 1)[None, None, :]  # [B, A, S]
     inside = jnp.minimum(place, length - 1)
     take = jax.vmap(lambda row, places: row[places])
-    is_supervised = anchors.is_kept[:, :, None] & (place < length) & take(batch.loss_mask, inside)
-    return Labels(gold_ids=take(batch.token_ids, inside), is_supervised=is_supervised)
+    return Labels(
+        gold_ids=take(batch.token_ids, inside),
+        previous_ids=take(batch.token_ids, jnp.minimum(place - 1, length - 1)),
+        is_supervised=anchors.is_kept[:, :, None] & (place < length) & take(batch.loss_mask, inside),
+    )
 
 
 def draft_states(
@@ -160,6 +223,37 @@ def draft_states(
     return context, _by_row(objective, rows[:, :, first : first + config.num_slots])
 
 
+class Blocks(NamedTuple):
+    """The blocks of a batch as the drafter leaves them, and what they are judged by."""
+
+    lesson: Lesson
+    anchors: Anchors
+    labels: Labels
+    context: Float[Array, "B T D"]
+    states: Float[Array, "B A S D"]
+
+
+def drafted_and_reranked(objective: Objective, params: Params | None, target_params: Params, blocks: Blocks) -> Terms:
+    """DFlash's terms and, given parameters of a reranker, LiLiCorr's on top of them (Eq. 7)."""
+    labels, head = blocks.labels, unembedding(target_params, objective.target)
+    pool = draw_pool(objective, blocks.states, head, labels)
+    gold = gold_ranks(pool.ids, labels.gold_ids)
+    terms = drafter_terms(pool.gold_logprobs, gold, labels.is_supervised, objective.weights)
+    if not isinstance(objective.corrector, RerankerConfig) or params is None:
+        return terms
+    rows = blocks.anchors.position - 1
+    vectors = Reranker(objective.corrector).bind({"params": params})(
+        embed(objective, target_params, pool.ids),
+        blocks.states,
+        pool.logprobs,
+        take_positions(blocks.context, jnp.maximum(rows, 0)),
+        rows >= 0,
+    )
+    scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, objective.corrector.cosine_scale)
+    gaps = target_gaps(blocks.lesson.hidden, head, blocks.anchors, labels, pool.ids)
+    return terms + lattice_terms(scores, gold, gaps, labels.is_supervised, objective.weights)
+
+
 class Pool(NamedTuple):
     """The drafter's K best tokens of each slot, best first, never with the gold token injected.
 
@@ -174,28 +268,62 @@ class Pool(NamedTuple):
 def draw_pool(objective: Objective, states: Float[Array, "B A S D"], head: Float[Array, "V D"], labels: Labels) -> Pool:
     """Candidates of every slot and the log-probabilities of them and of the gold token."""
     states = states.astype(jnp.float32)  # gradients of log-partition and logits nearly cancel: they meet in float32
-    flat = states.reshape(-1, states.shape[-1])  # [B*A*S, D]
-    summary = _vocabulary_pass(objective, flat, head)
-    ids = jax.lax.stop_gradient(summary.candidate_ids).reshape(*states.shape[:-1], -1)  # [B, A, S, K]
-    log_partition = summary.log_partition.reshape(*states.shape[:-1], 1)
-    ids, log_partition = _by_row(objective, (ids, log_partition))
+    read = partial(vocabulary_pass, num_candidates=objective.num_candidates, chunk=objective.vocabulary_chunk)
+    log_partition, ids = over_own_slots(objective, read, states, head)
+    ids = jax.lax.stop_gradient(ids)
     wanted = jnp.concatenate([ids, labels.gold_ids[..., None]], axis=-1)
-    logprobs = token_logits(states, head, wanted) - log_partition
+    logprobs = token_logits(states, head, wanted) - log_partition[..., None]
     return Pool(ids=ids, logprobs=logprobs[..., :-1], gold_logprobs=logprobs[..., -1])
 
 
-def _vocabulary_pass(objective: Objective, states: Float[Array, "M D"], head: Float[Array, "V D"]) -> VocabularyPass:
-    """The pass over the vocabulary on each device's own slots, so that nothing of that width crosses devices."""
+def over_own_slots(objective: Objective, function: Callable[..., Any], rows: Any, *tables: Float[Array, "_ _"]) -> Any:
+    """`function(rows, *tables)` on each device's own slots, so that nothing of the vocabulary's width crosses devices.
+
+    Args:
+        function: from arrays with one row for each slot, and whole tables, to such arrays.
+        rows: a tree of arrays [B, A, S, ...]; the result is one, too.
+        tables: as wide as the vocabulary.
+    """
+    slots = jax.tree.leaves(rows)[0].shape[:3]
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)  # [B*A*S, ...]
     mesh = objective.mesh
-    axes = MESH_AXES if states.shape[0] % mesh.size == 0 else MESH_AXES[:2]
-    slots = PartitionSpec(axes)
+    placed = PartitionSpec(MESH_AXES if math.prod(slots) % mesh.size == 0 else MESH_AXES[:2])
+    specs = (placed, *(PartitionSpec() for _ in tables))
+    result = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=placed, check_vma=False)(flat, *tables)
+    return _by_row(objective, jax.tree.map(lambda x: x.reshape(*slots, *x.shape[1:]), result))
 
-    def own_slots(states, head):
-        return vocabulary_pass(states, head, objective.reranker.num_candidates, objective.vocabulary_chunk)
 
-    return jax.shard_map(
-        own_slots, mesh=mesh, in_specs=(slots, PartitionSpec()), out_specs=slots, check_vma=False
-    )(states, head)  # fmt: skip
+def corrected_by_domino(objective: Objective, params: Params, target_params: Params, blocks: Blocks) -> Terms:
+    """Domino's terms, the correction fed with gold tokens."""
+    domino, labels = Domino(objective.corrector).bind({"params": params}), blocks.labels
+    features = domino.features(embed(objective, target_params, labels.previous_ids), blocks.states)
+    slots = read_corrected(objective, params, target_params, blocks, features, None)
+    return domino_terms(slots, labels.gold_ids, labels.is_supervised, objective.weights)
+
+
+def corrected_by_dspark(objective: Objective, params: Params, target_params: Params, blocks: Blocks) -> Terms:
+    """DSpark's terms, the correction fed with gold tokens."""
+    dspark, labels = DSpark(objective.corrector).bind({"params": params}), blocks.labels
+    opinions = target_opinions(blocks.lesson.hidden, blocks.anchors, labels.gold_ids.shape[-1])
+    features = dspark.features(labels.previous_ids, blocks.states)
+    slots = read_corrected(objective, params, target_params, blocks, features, opinions)
+    confidence = dspark.confidence(labels.previous_ids, blocks.states) if dspark.config.has_confidence else None
+    return dspark_terms(slots, confidence, labels.gold_ids, labels.is_supervised, objective.weights)
+
+
+def read_corrected(
+    objective: Objective,
+    params: Params,
+    target_params: Params,
+    blocks: Blocks,
+    features: Float[Array, "B A S E"],
+    opinions: Float[Array, "B A S D"] | None,
+) -> SlotReadings:
+    """What a corrector's terms read of every slot's distributions; `features` are what its `out` multiplies."""
+    rows = SlotRows(blocks.states.astype(jnp.float32), features, blocks.labels.gold_ids, opinions)
+    read = partial(read_slots, num_candidates=objective.num_candidates, chunk=objective.vocabulary_chunk)
+    head = unembedding(target_params, objective.target)
+    return over_own_slots(objective, read, rows, head, params["out"]["kernel"])
 
 
 def target_gaps(
@@ -205,13 +333,17 @@ def target_gaps(
     labels: Labels,
     candidate_ids: Int[Array, "B A S K"],
 ) -> Float[Array, "B A S K"]:
-    """ReLU(log q_g - log q_k) of Eq. 4 by K + 1 dot products per slot; slot s is judged by the row before its token."""
-    num_slots = labels.gold_ids.shape[-1]
-    place = anchors.position[:, :, None] + jnp.arange(num_slots)[None, None, :]  # [B, A, S]: slot s at anchor + s - 1
-    rows = take_positions(hidden, jnp.minimum(place, hidden.shape[1] - 1))
+    """ReLU(log q_g - log q_k) of Eq. 4 by K + 1 dot products per slot."""
+    rows = target_opinions(hidden, anchors, labels.gold_ids.shape[-1])
     wanted = jnp.concatenate([candidate_ids, labels.gold_ids[..., None]], axis=-1)
     logits = token_logits(rows, head, wanted)
     return gold_gaps(logits[..., -1], logits[..., :-1])
+
+
+def target_opinions(hidden: Float[Array, "B T D"], anchors: Anchors, num_slots: int) -> Float[Array, "B A num_slots D"]:
+    """The target's final states that speak of each slot's token: slot s is judged by the row before its token."""
+    place = anchors.position[:, :, None] + jnp.arange(num_slots)[None, None, :]  # [B, A, S]: slot s at anchor + s - 1
+    return take_positions(hidden, jnp.minimum(place, hidden.shape[1] - 1))
 
 
 def embed(objective: Objective, target_params: Params, token_ids: Int[Array, "*b"]) -> Float[Array, "*b D"]:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from lilicorr_jax.config import PRESETS
-from lilicorr_jax.models.dflash import Drafter, drafter_shapes
-from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
+from lilicorr_jax.conversion.checkpoint import abstract_drafter
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import abstract_parameters, batch_sharding, make_mesh, replicated
 from pallas_kernels import report
@@ -20,7 +19,7 @@ from pallas_kernels.aot import GPUS, compile_for_gpu, described_devices
 from pallas_kernels.program import Instruction, Program
 from train.config import TrainConfig
 from train.data import Batch
-from train.objective import Objective
+from train.objective import make_objective
 from train.step import TrainState, make_optimizer, make_train_step
 
 ASSUMED_STEPS = 1000
@@ -29,15 +28,11 @@ ASSUMED_STEPS = 1000
 
 def abstract_run(config: TrainConfig, mesh: Mesh) -> tuple[TrainState, dict, Batch]:
     """State, target parameters and batch of a run as shapes with their shardings."""
-    preset, (drafter, reranker) = PRESETS[config.preset](), config.models()
+    preset = PRESETS[config.preset]()
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     target = abstract_parameters(Target(preset.target), token, mesh=mesh)
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, preset.target.dtype, sharding=x.sharding), target)
-    params = {
-        "drafter": abstract_parameters(Drafter(drafter), *drafter_shapes(drafter), mesh=mesh, method="from_features")
-    }
-    if config.method == "lilicorr":
-        params["reranker"] = abstract_parameters(Reranker(reranker), *reranker_shapes(reranker), mesh=mesh)
+    params = abstract_drafter(*config.models(), mesh)
     state = TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),
         params=params,
@@ -76,12 +71,7 @@ def compile_step(config: TrainConfig) -> Program:
     devices = described_devices(GPUS[config.gpu], hosts, per_host)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices=devices)
     state, target, batch = abstract_run(config, mesh)
-    drafter, reranker = config.models()
-    objective = Objective(
-        target=PRESETS[config.preset]().target, drafter=drafter, reranker=reranker, weights=config.objective, mesh=mesh,
-        anchors=config.anchors, seed=config.seed, vocabulary_chunk=config.vocabulary_chunk,
-        anchor_chunk=config.anchor_chunk,
-    )  # fmt: skip
+    objective = make_objective(config, PRESETS[config.preset]().target, mesh, ASSUMED_STEPS)
     step = make_train_step(objective, make_optimizer(config, ASSUMED_STEPS), config.accumulation, state)
     return compile_for_gpu(step.lower(state, target, batch))
 

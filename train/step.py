@@ -13,9 +13,10 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from lilicorr_jax.losses.terms import LossParts, Terms, joint_loss, loss_counts, loss_sums
+from lilicorr_jax.config import corrector_name
+from lilicorr_jax.losses.terms import Terms, loss_counts
+from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.dflash import Drafter, drafter_shapes
-from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 from lilicorr_jax.shapes import Array, Float, Int32
 from lilicorr_jax.sharding import batch_sharding, init_parameters, replicated
 from train.config import TrainConfig
@@ -29,7 +30,7 @@ class TrainState:
 
     Attributes:
         step: optimizer steps made.
-        params: `drafter` and, for the joint method, `reranker`.
+        params: `drafter` and, where the method has one, its corrector's under its name.
         opt_state: moments and counters of both groups.
     """
 
@@ -65,8 +66,16 @@ def is_matrix(params: Params) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
 
 
+def group_of(tree: str) -> str:
+    """The optimizer group of one of the parameter trees."""
+    return "reranker" if tree == "reranker" else "drafter"
+
+
 def make_optimizer(config: TrainConfig, num_steps: int) -> optax.GradientTransformation:
-    """One clip over all gradients, then AdamW (0.9, 0.999, 1e-8) with a rate and a decay of its own for each group."""
+    """One clip over all gradients, then AdamW (0.9, 0.999, 1e-8) with a rate and a decay of its own for each group.
+
+    The reranker is a group of its own; Domino's and DSpark's correctors belong to the drafter's, as published.
+    """
 
     def group(peak: float, weight_decay: float) -> optax.GradientTransformation:
         rate = learning_rate(peak, num_steps, config.warmup_share)
@@ -76,16 +85,16 @@ def make_optimizer(config: TrainConfig, num_steps: int) -> optax.GradientTransfo
         "drafter": group(config.drafter_learning_rate, config.drafter_weight_decay),
         "reranker": group(config.reranker_learning_rate, config.reranker_weight_decay),
     }
-    by_group = optax.partition(groups, lambda params: {name: name for name in params})
+    by_group = optax.partition(groups, lambda params: {name: group_of(name) for name in params})
     return optax.chain(optax.clip_by_global_norm(config.clip), by_group)
 
 
 def init_state(config: TrainConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Fresh parameters and moments, made under their shardings; decided by the seed."""
-    drafter, reranker = config.models()
+    drafter, corrector = config.models()
     parts = {"drafter": (Drafter(drafter), drafter_shapes(drafter), "from_features")}
-    if config.method == "lilicorr":
-        parts["reranker"] = (Reranker(reranker), reranker_shapes(reranker), None)
+    if corrector is not None:
+        parts[corrector_name(corrector)] = (make_corrector(corrector), corrector_shapes(corrector), None)
     params = {}
     for part, (name, (module, shapes, method)) in enumerate(parts.items()):
         key = jax.random.fold_in(jax.random.key(config.seed), part)
@@ -104,10 +113,10 @@ def abstract_state(state: TrainState) -> TrainState:
 def gradients(
     objective: Objective, params: Params, target_params: Params, batch: Batch, step: Int32[Array, ""], accumulation: int
 ) -> tuple[Params, Terms]:
-    """Gradients of the joint loss over the whole batch, and its terms; the number of micro-batches does not show.
+    """Gradients of the loss over the whole batch, and its terms; the number of micro-batches does not show.
 
-    The loss is a sum of two quotients whose denominators are known only when the last micro-batch has been seen, so
-    accumulation adds up one gradient tree for each numerator; a single micro-batch needs one.
+    The joint loss is a sum of two quotients whose denominators are known only when the last micro-batch has been seen,
+    so accumulation adds up one gradient tree for each numerator; a single micro-batch needs one.
     """
 
     def terms_of(params: Params, rows: Batch) -> Terms:
@@ -117,26 +126,28 @@ def gradients(
 
         def loss(params: Params) -> tuple[Float[Array, ""], Terms]:
             terms = terms_of(params, batch)
-            return joint_loss(terms, objective.weights), terms
+            return objective.loss(terms, step), terms
 
         return jax.grad(loss, has_aux=True)(params)
 
-    def numerators(params: Params, rows: Batch) -> tuple[LossParts, Terms]:
+    def numerators(params: Params, rows: Batch) -> tuple[dict[str, Any], Terms]:
         terms = terms_of(params, rows)
-        return loss_sums(terms, objective.weights), terms
+        return objective.numerators(terms, step), terms
+
+    names = objective.numerators(Terms.zero(), step).keys()
 
     def add_micro_batch(carry, rows: Batch):
         trees, terms = carry
         _, pull, own_terms = jax.vjp(lambda params: numerators(params, rows), params, has_aux=True)
-        own = LossParts(*(pull(unit)[0] for unit in (LossParts(1.0, 0.0), LossParts(0.0, 1.0))))
+        own = {name: pull({other: float(other == name) for other in names})[0] for name in names}
         return (jax.tree.map(jnp.add, trees, own), terms + own_terms), None
 
     nothing = jax.tree.map(jnp.zeros_like, params)
-    start = (LossParts(nothing, nothing), Terms.zero())
+    start = ({name: nothing for name in names}, Terms.zero())
     (trees, terms), _ = jax.lax.scan(add_micro_batch, start, micro_batches(batch, accumulation))
     counts = loss_counts(terms)
-    divided = jax.tree.map(lambda one, other: one / counts.block + other / counts.lattice, *trees)
-    return divided, terms
+    divided = (jax.tree.map(lambda x, name=name: x / getattr(counts, name), tree) for name, tree in trees.items())
+    return jax.tree.map(lambda *parts: sum(parts), *divided), terms
 
 
 def micro_batches(batch: Batch, accumulation: int) -> Batch:
@@ -166,7 +177,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         report = StepReport(
             terms=terms,
-            loss=joint_loss(terms, objective.weights),
+            loss=objective.loss(terms, state.step),
             gradient_norm=optax.tree.norm(grads),
             num_tokens=jnp.sum(batch.length),
         )

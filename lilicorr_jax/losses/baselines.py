@@ -30,10 +30,10 @@ class SlotRows(NamedTuple):
         target_states: the target's opinion of the same token; None where the method does not ask for it.
     """
 
-    states: Float[Array, "M D"]
-    features: Float[Array, "M E"]
-    gold_ids: Int[Array, "M"]
-    target_states: Float[Array, "M D"] | None = None
+    states: Float[Array, "*b D"]
+    features: Float[Array, "*b E"]
+    gold_ids: Int[Array, "*b"]
+    target_states: Float[Array, "*b D"] | None = None
 
 
 class SlotReadings(NamedTuple):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
+from lilicorr_jax.config import DrafterConfig, TargetConfig
 from pallas_kernels.match_walk import Scores
 
 
@@ -32,6 +33,12 @@ def golden_target_logits(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.
         gold[b, a, s] = row[arrays["target_ids"][b, a, 1 + s]]
         candidates[b, a, s] = row[arrays["candidate_token_ids"][b, a, s]]
     return gold.astype(np.float32), candidates.astype(np.float32)
+
+
+def target_of(drafter: DrafterConfig) -> TargetConfig:
+    """A target to which a golden drafter belongs, untied."""
+    same = ("vocab_size", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "max_positions")
+    return TargetConfig(num_layers=drafter.num_target_layers, **{name: getattr(drafter, name) for name in same})
 
 
 def random_scores(rng: np.random.Generator, *batch: int, slots: int = 5, candidates: int = 4) -> Scores:

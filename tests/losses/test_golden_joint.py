@@ -13,13 +13,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import train.objective as trained
-from lilicorr_jax.config import ObjectiveConfig, TargetConfig
+from lilicorr_jax.config import ObjectiveConfig
 from lilicorr_jax.conversion.checkpoint import checkpoint_rules, load_drafter
 from lilicorr_jax.conversion.rules import flat
 from lilicorr_jax.losses.rerank import gold_gaps
 from lilicorr_jax.losses.terms import Terms, joint_loss, loss_counts, loss_sums
 from lilicorr_jax.sharding import make_mesh
-from tests.losses.arrays import golden_arrays, golden_target_logits
+from tests.losses.arrays import golden_arrays, golden_target_logits, target_of
 from tests.tolerance import assert_close, assert_gradients_close
 from train.data import Batch
 
@@ -78,20 +78,9 @@ def lesson(golden):
 
 
 def make_objective(checkpoint) -> trained.Objective:
-    drafter = checkpoint.drafter
-    target = TargetConfig(
-        vocab_size=drafter.vocab_size,
-        width=drafter.width,
-        num_layers=drafter.num_target_layers,
-        num_heads=drafter.num_heads,
-        num_kv_heads=drafter.num_kv_heads,
-        head_width=drafter.head_width,
-        ffn_width=drafter.ffn_width,
-        max_positions=drafter.max_positions,
-    )
     return trained.Objective(
-        target=target,
-        drafter=drafter,
+        target=target_of(checkpoint.drafter),
+        drafter=checkpoint.drafter,
         corrector=checkpoint.corrector,
         weights=RULE,
         mesh=make_mesh(),

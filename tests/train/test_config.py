@@ -2,6 +2,7 @@
 
 import pytest
 
+from lilicorr_jax.config import ObjectiveConfig
 from train.config import MeshConfig, TrainConfig
 
 REQUIRED = dict(target="t", data="d", output="o", preset="tiny", steps=10)
@@ -20,6 +21,9 @@ REFUSED = {
     "--clip must be positive and finite; got 0": dict(clip=0.0),
     r"--warmup_share must lie in \[0, 1\); got 1.0": dict(warmup_share=1.0),
     "--seed must lie in .* got -1": dict(seed=-1),
+    "drafter_weighting=dpace is for dflash and lilicorr; --method=domino": dict(
+        method="domino", objective=ObjectiveConfig(drafter_weighting="dpace")
+    ),
 }
 
 

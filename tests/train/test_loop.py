@@ -54,9 +54,10 @@ def traced_once():
     states, steps = {}, {}
 
     def init_state_once(config, optimizer, mesh):
-        if config.seed not in states:
-            states[config.seed] = init_state(config, optimizer, mesh)
-        return jax.tree.map(jnp.copy, states[config.seed])  # a step takes over its state's memory
+        kind = config.seed, config.method
+        if kind not in states:
+            states[kind] = init_state(config, optimizer, mesh)
+        return jax.tree.map(jnp.copy, states[kind])  # a step takes over its state's memory
 
     def make_train_step_once(objective, *arguments):
         return steps.setdefault(objective, make_train_step(objective, *arguments))
@@ -89,6 +90,31 @@ def test_run_learns(whole):
         assert record["top1_prefix"] <= record["oracle_prefix"] and record["selected_prefix"] <= record["oracle_prefix"]
 
 
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("domino", {"corrected_loss", "selected_prefix", "base_weight"}),
+        ("dspark", {"corrected_loss", "distance", "confidence_loss", "selected_prefix"}),
+    ],
+)
+def test_run_of_a_baseline_learns_and_exports(config_for, tmp_path, method, own):
+    assert start(config_for(tmp_path, method=method, eval_every=0, checkpoint_every=STEPS)) == 0
+    first, *_, last = (record for record in metrics(tmp_path))
+    assert own <= last.keys() and not {"rerank_loss", "reranker_learning_rate"} & last.keys()
+    assert last["corrected_loss"] < 0.8 * first["corrected_loss"] and last["coverage"] > first["coverage"] + 0.2
+    if method == "domino":
+        blend = last["base_weight"] * last["drafter_loss"] + (1 - last["base_weight"]) * last["corrected_loss"]
+        assert (first["base_weight"], last["base_weight"]) == (pytest.approx(27 / 28), pytest.approx(1 / 28))
+    else:
+        blend = 0.1 * last["corrected_loss"] + 0.9 * last["distance"] + last["confidence_loss"]
+        assert last["distance"] < first["distance"]
+    np.testing.assert_allclose(last["loss"], blend, rtol=1e-5)
+    ours, theirs = load_any(tmp_path / "export" / "orbax"), load_any(tmp_path / "export" / "hf")
+    assert (ours.drafter, ours.corrector) == PRESETS["tiny"]().for_method(method)
+    assert ours.params.keys() == {"drafter", method}
+    assert_close(theirs.params, ours.params)
+
+
 def test_run_learns_what_holds_for_rows_it_never_saw(whole):
     middle, end = (record for record in metrics(whole) if "held_out_loss" in record)
     assert (middle["step"], end["step"]) == (STEPS // 2, STEPS)
@@ -101,7 +127,7 @@ def test_run_folder_holds_the_flags_the_checkpoints_and_both_exports(whole, conf
     assert (whole / "config.flags").read_text().splitlines() == flags_from_record(config_for(whole))
     assert sorted(int(path.name) for path in (whole / "checkpoints").iterdir()) == [24, 28]
     ours, theirs = load_any(whole / "export" / "orbax"), load_any(whole / "export" / "hf")
-    assert (ours.drafter, ours.reranker) == (PRESETS["tiny"]().drafter, PRESETS["tiny"]().reranker)
+    assert (ours.drafter, ours.corrector) == (PRESETS["tiny"]().drafter, PRESETS["tiny"]().reranker)
     assert_close(theirs.params, ours.params)
     assert ours.params.keys() == {"drafter", "reranker"}
 

@@ -11,6 +11,7 @@ import pytest
 
 from lilicorr_jax.cache import append, init_cache
 from lilicorr_jax.decoding.candidates import candidate_pool
+from lilicorr_jax.models.corrector import make_corrector
 from lilicorr_jax.models.dflash import Drafter
 from lilicorr_jax.models.target import Target, unembedding
 from tests.tolerance import assert_close
@@ -94,7 +95,7 @@ def test_training_computes_the_states_and_candidates_that_serving_computes(param
         text = jnp.where(jnp.arange(24) <= anchor, batch.token_ids[row], 0)
         served, logits = serve(parameters, text, jnp.int32(anchor))
         assert_close(states[row, block], served)
-        candidates = candidate_pool(logits, OBJECTIVE.reranker.num_candidates)
+        candidates = candidate_pool(logits, OBJECTIVE.num_candidates)
         np.testing.assert_array_equal(pool.ids[row, block], candidates.ids)
         assert_close(pool.logprobs[row, block], candidates.logprobs)
         gold = jnp.take_along_axis(jax.nn.log_softmax(logits), labels.gold_ids[row, block][:, None], axis=-1)[:, 0]
@@ -207,7 +208,8 @@ def test_terms_of_the_drafter_are_sums_over_the_slots_of_its_blocks(parameters, 
     batch = jax.tree.map(jnp.asarray, random_batch(rows=2))
     trained, target = parameters
     step = jnp.int32(7)
-    terms = vars(jax.jit(OBJECTIVE)({"drafter": trained["drafter"]}, target, batch, step))
+    alone = make_objective(method="dflash")
+    terms = vars(jax.jit(alone)({"drafter": trained["drafter"]}, target, batch, step))
     lesson = jax.jit(partial(read_target, OBJECTIVE))(target, batch)
     anchors = draw_anchors(batch, OBJECTIVE.anchors, OBJECTIVE.seed, step)
     states = draft(batch, lesson, anchors)[1]
@@ -222,7 +224,7 @@ def test_terms_of_the_drafter_are_sums_over_the_slots_of_its_blocks(parameters, 
             rank = int(
                 np.sum(logprobs[row, block, slot] > logprobs[row, block, slot, batch.token_ids[row, place % 24]])
             )
-            oracle_runs &= supervised and rank < OBJECTIVE.reranker.num_candidates
+            oracle_runs &= supervised and rank < OBJECTIVE.num_candidates
             top1_runs &= supervised and rank == 0
             wanted["oracle_prefix_sum"] += oracle_runs
             wanted["top1_prefix_sum"] += top1_runs
@@ -232,7 +234,57 @@ def test_terms_of_the_drafter_are_sums_over_the_slots_of_its_blocks(parameters, 
                 wanted["slot_weight_sum"] += weight
                 wanted["drafter_sum"] -= weight * logprobs[row, block, slot, batch.token_ids[row, place]]
                 wanted["num_supervised"] += 1
-                wanted["num_covered"] += rank < OBJECTIVE.reranker.num_candidates
+                wanted["num_covered"] += rank < OBJECTIVE.num_candidates
                 wanted["num_correct"] += rank == 0
     assert_close(terms, wanted)
     assert wanted["num_covered"] > 0
+
+
+@pytest.mark.parametrize("method", ["domino", "dspark"])
+def test_terms_of_a_corrector_are_sums_over_slots_that_read_the_gold_tokens_before_them(method):
+    """Oracle: loops over blocks and slots, the correction as one whole array, distributions in float64."""
+    objective = make_objective(method=method)
+    batch, step = jax.tree.map(jnp.asarray, random_batch(rows=2)), jnp.int32(7)
+    trained, target = jax.tree.map(jnp.asarray, few_layers_parameters(method))
+    head = unembedding(target, objective.target)
+
+    @jax.jit
+    def run(trained, target):
+        lesson = read_target(objective, target, batch)
+        anchors = choose_anchors(batch, objective.anchors, objective.seed, step)
+        states = draft_states(objective, trained["drafter"], target, batch, lesson, anchors)[1]
+        place = anchors.position[..., None] + jnp.arange(S)
+        previous = jax.vmap(lambda row, at: row[at])(batch.token_ids, jnp.minimum(place, 23))
+        inputs = target["embed"]["embedding"][previous] if method == "domino" else previous
+        result = make_corrector(objective.corrector).apply({"params": trained[method]}, inputs, states)
+        change, confidence = (result, None) if method == "domino" else result
+        terms = objective(trained, target, batch, step)
+        return terms, anchors, states @ head.T, change, confidence, lesson.hidden @ head.T
+
+    terms, anchors, base, change, confidence, opinions = run(trained, target)
+    softmax = lambda x: np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
+    own, corrected, opinions = (softmax(np.asarray(x, np.float64)) for x in (base, base + change, opinions))
+    assert np.abs(corrected - own).max() > 0.01
+    wanted = dict.fromkeys(("drafter", "corrected", "distance", "confidence", "slot_weight", "selected_prefix"), 0.0)
+    for row, block in np.ndindex(anchors.position.shape):
+        runs = unbroken = True
+        for slot in range(S):
+            place = int(anchors.position[row, block]) + slot + 1
+            counted = bool(anchors.is_kept[row, block]) and place < 24 and bool(batch.loss_mask[row, place])
+            unbroken &= counted
+            if not (unbroken if method == "dspark" else counted):
+                runs = False
+                continue
+            weight, gold = np.exp(-slot / 7), int(batch.token_ids[row, place])
+            here = corrected[row, block, slot]
+            runs &= int(here.argmax()) == gold
+            wanted["selected_prefix"] += runs
+            wanted["slot_weight"] += weight
+            wanted["drafter"] -= weight * np.log(own[row, block, slot, gold])
+            wanted["corrected"] -= weight * np.log(here[gold])
+            if method == "dspark":
+                distance = np.abs(here - opinions[row, place - 1]).sum()
+                logit = float(confidence[row, block, slot])
+                wanted["distance"] += weight * distance
+                wanted["confidence"] += weight * (np.logaddexp(0, logit) - (1 - distance / 2) * logit)
+    assert_close({name: getattr(terms, f"{name}_sum") for name in wanted}, wanted)

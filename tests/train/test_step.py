@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from lilicorr_jax.config import METHODS, Method
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target
 from lilicorr_jax.sharding import make_mesh, replicated
 from tests.tolerance import assert_close, assert_gradients_close
@@ -18,6 +19,7 @@ from train.data import Batch
 from train.step import (
     StepReport,
     TrainState,
+    init_state,
     is_matrix,
     learning_rate,
     make_optimizer,
@@ -40,21 +42,31 @@ class Step(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run_step():
-    """(batch, mesh sizes, accumulation) -> the state after one whole step from the same parameters."""
-    preset, weights = few_layers(), few_layers_parameters()
+    """(batch, mesh sizes, accumulation, method) -> the state after one whole step from the same parameters.
+
+    It is step 40 of 100: Domino's two cross-entropies both count.
+    """
+    preset = few_layers()
     optimizer = make_optimizer(make_config(clip=CLIP, warmup_share=0.0), 100)
 
     @functools.cache
-    def compiled(sizes: tuple[int, int, int], accumulation: int):
+    def compiled(sizes: tuple[int, int, int], accumulation: int, method: Method):
         mesh = make_mesh(*sizes)
-        abstract = (abstract_drafter(preset.drafter, preset.reranker, mesh), abstract_target(preset.target, mesh))
-        params, frozen = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), weights, abstract)
-        state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+        abstract = (abstract_drafter(*preset.for_method(method), mesh), abstract_target(preset.target, mesh))
+        place_leaf = lambda x, like: jax.device_put(x, like.sharding)
+        params, frozen = jax.tree.map(place_leaf, few_layers_parameters(method), abstract)
+        state = TrainState(step=jnp.int32(40), params=params, opt_state=optimizer.init(params))
         state = jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, replicated(mesh)), state)
-        return state, frozen, mesh, make_train_step(make_objective(mesh), optimizer, accumulation, state)
+        return state, frozen, mesh, make_train_step(make_objective(mesh, method), optimizer, accumulation, state)
 
-    def run(batch: Batch, sizes: tuple[int, int, int] = (1, 1, 1), accumulation: int = 1) -> Step:
-        state, frozen, mesh, step = compiled(sizes, accumulation)
+    @functools.cache
+    def run_random(sizes: tuple[int, int, int], accumulation: int, method: Method) -> Step:
+        return run(random_batch(), sizes, accumulation, method)
+
+    def run(batch: Batch | None = None, sizes=(1, 1, 1), accumulation: int = 1, method: Method = "lilicorr") -> Step:
+        if batch is None:
+            return run_random(sizes, accumulation, method)
+        state, frozen, mesh, step = compiled(sizes, accumulation, method)
         return Step(*step(jax.tree.map(jnp.copy, state), frozen, place(batch, mesh)))
 
     return run
@@ -62,7 +74,7 @@ def run_step():
 
 @pytest.fixture(scope="module")
 def plain(run_step) -> Step:
-    return run_step(random_batch())
+    return run_step()
 
 
 def first_moments(state: TrainState):
@@ -72,9 +84,12 @@ def first_moments(state: TrainState):
     return {name: group[name] for group in groups for name in group if jax.tree.leaves(group[name])}
 
 
-@pytest.mark.parametrize(("sizes", "accumulation"), [((1, 1, 1), 4), ((2, 2, 2), 2)])
-def test_step_is_the_same_for_any_mesh_and_accumulation(run_step, plain, sizes, accumulation):
-    other = run_step(random_batch(), sizes, accumulation)
+@pytest.mark.parametrize(
+    ("method", "sizes", "accumulation"),
+    [("lilicorr", (1, 1, 1), 4), *((method, (2, 2, 2), 2) for method in ("lilicorr", "domino", "dspark"))],
+)
+def test_step_is_the_same_for_any_mesh_and_accumulation(run_step, method, sizes, accumulation):
+    plain, other = run_step(method=method), run_step(None, sizes, accumulation, method)
     assert_close(other.report.loss, plain.report.loss, "devices_loss")
     assert_close(other.report.gradient_norm, plain.report.gradient_norm, "devices_gradient")
     assert_close(vars(other.report.terms), vars(plain.report.terms), "forward")
@@ -83,6 +98,7 @@ def test_step_is_the_same_for_any_mesh_and_accumulation(run_step, plain, sizes, 
     kernel = other.state.params["drafter"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
     axes = {axis for axis in kernel.sharding.spec if axis}
     assert sizes == (1, 1, 1) or axes == {"fsdp", "tensor"}, "the parameters were gathered"
+    assert all(np.linalg.norm(leaf) > 0 for leaf in jax.tree.leaves(first_moments(plain.state))), "nothing to compare"
 
 
 def test_first_step_is_adamw_on_the_clipped_gradient(plain):
@@ -99,6 +115,27 @@ def test_first_step_is_adamw_on_the_clipped_gradient(plain):
 
     wanted = jax.tree_util.tree_map_with_path(stepped, few_layers_parameters()[0], clipped)
     assert_close(plain.state.params, wanted)
+
+
+def test_dominos_and_dsparks_correctors_move_at_the_drafters_rate_and_decay():
+    config = make_config(warmup_share=0.0, drafter_weight_decay=0.5)
+    optimizer, weight = make_optimizer(config, 100), {"out": {"kernel": jnp.ones((2, 3))}}
+    params = {"drafter": weight, "domino": weight, "dspark": weight, "reranker": weight}
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    for name, rate, decay in [("domino", 6e-4, 0.5), ("dspark", 6e-4, 0.5), ("reranker", 1.5e-4, 0.01)]:
+        np.testing.assert_allclose(updates[name]["out"]["kernel"], -rate * (1 + decay), rtol=1e-5)
+
+
+def test_one_seed_starts_every_methods_backbone_alike():
+    starts = {}
+    for method in METHODS:
+        config = make_config(method=method)
+        starts[method] = init_state(config, make_optimizer(config, 100), make_mesh()).params
+    names = {"dflash": set(), "lilicorr": {"reranker"}, "domino": {"domino"}, "dspark": {"dspark"}}
+    for method, params in starts.items():
+        assert params.keys() == {"drafter"} | names[method]
+        jax.tree.map(np.testing.assert_array_equal, params["drafter"], starts["dflash"]["drafter"])
 
 
 def test_batch_with_nothing_to_train_has_no_loss_and_no_gradient(run_step):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lilicorr_jax.config import ObjectiveConfig, Preset, tiny
+from lilicorr_jax.config import Method, ObjectiveConfig, Preset, tiny
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target
 from lilicorr_jax.sharding import make_mesh
 from train.data import Batch
@@ -45,29 +45,32 @@ def random_parameters(abstract: Any, seed: int) -> Any:
 def few_layers() -> Preset:
     """The tiny preset with three target layers, and one each of drafter and reranker: quick to compile."""
     preset = tiny()
-    return Preset(
+    return replace(
+        preset,
         target=replace(preset.target, num_layers=3),
         drafter=replace(preset.drafter, num_layers=1, num_target_layers=3, target_layer_ids=(0, 1)),
         reranker=replace(preset.reranker, num_layers=1),
     )
 
 
-def make_objective(mesh=None, **changes) -> Objective:
+def make_objective(mesh=None, method: Method = "lilicorr", **changes) -> Objective:
     """An objective over `few_layers`, on one device unless a mesh is given."""
     preset = few_layers()
+    drafter, corrector = preset.for_method(method)
     settings = dict(
-        target=preset.target, drafter=preset.drafter, reranker=preset.reranker, weights=ObjectiveConfig(),
-        mesh=mesh or make_mesh(), anchors=3, seed=0, vocabulary_chunk=16, anchor_chunk=2,
+        target=preset.target, drafter=drafter, corrector=corrector, weights=ObjectiveConfig(),
+        mesh=mesh or make_mesh(), anchors=3, num_candidates=preset.reranker.num_candidates, num_steps=100, seed=0,
+        vocabulary_chunk=16, anchor_chunk=2,
     )  # fmt: skip
     return Objective(**(settings | changes))
 
 
 @functools.cache
-def few_layers_parameters(seed: int = 0) -> tuple[Any, Any]:
+def few_layers_parameters(method: Method = "lilicorr") -> tuple[Any, Any]:
     """Parameters of the trained pair and of its target."""
     preset = few_layers()
-    trained = random_parameters(abstract_drafter(preset.drafter, preset.reranker), seed)
-    return trained, random_parameters(abstract_target(preset.target), seed + 1)
+    trained = random_parameters(abstract_drafter(*preset.for_method(method)), seed=0)
+    return trained, random_parameters(abstract_target(preset.target), seed=1)
 
 
 def random_batch(rows: int = 8, length: int = 24, seed: int = 0) -> Batch:
