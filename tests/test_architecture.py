@@ -9,20 +9,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("pallas_kernels", "lilicorr_jax", "train", "serve", "demo")
+PACKAGES = ("pallas_kernels", "lilicorr_jax", "train", "serve", "demo", "benchmarks")
 SOURCES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
 
 # What may not be imported, by the folder or file that may not import it. A name stands for all that lies below it.
 FORBIDDEN = {
-    "pallas_kernels": ("lilicorr_jax", "train", "serve", "demo"),
-    "lilicorr_jax": ("train", "serve", "demo", "absl", "lilicorr_jax.flags", "time", "datetime", "logging", "random"),
+    "pallas_kernels": ("lilicorr_jax", "train", "serve", "demo", "benchmarks"),
+    "lilicorr_jax": (
+        "train",
+        "serve",
+        "demo",
+        "benchmarks",
+        "absl",
+        "lilicorr_jax.flags",
+        "time",
+        "datetime",
+        "logging",
+        "random",
+    ),
     "lilicorr_jax/losses": ("lilicorr_jax.models", "lilicorr_jax.decoding", "lilicorr_jax.cache"),
     "lilicorr_jax/models": ("lilicorr_jax.losses", "lilicorr_jax.decoding", "lilicorr_jax.conversion"),
     "lilicorr_jax/decoding": ("lilicorr_jax.losses", "lilicorr_jax.conversion"),
     "lilicorr_jax/config.py": ("lilicorr_jax", "jax", "flax"),
-    "train": ("serve", "demo"),
-    "serve": ("train", "demo", "optax"),
+    "train": ("serve", "demo", "benchmarks"),
+    "serve": ("train", "demo", "benchmarks", "optax"),
+    "demo": ("benchmarks",),
     ".": ("torch", "grain"),
 }
 ALLOWED = {
@@ -30,6 +42,7 @@ ALLOWED = {
     "lilicorr_jax/models/lilicorr.py": ("lilicorr_jax.decoding.candidates",),  # the five scalars, arrays in, arrays out
     "lilicorr_jax/config.py": ("lilicorr_jax.shapes",),
     "train/data.py": ("grain",),
+    "benchmarks/peers": ("torch",),
 }
 KERNEL_IMPORTS = {"jax", "jaxlib", "numpy", "jaxtyping", "pallas_kernels"} | sys.stdlib_module_names
 FILE_LIBRARIES = ("pathlib", "os", "io", "safetensors", "orbax", "json", "csv", "shutil", "tempfile")
