@@ -17,13 +17,14 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from train.data import Example
+from train.tokeniser import Dropped, Text
 
 SUMMARY, LENGTHS, DROPPED = "prepared.json", "lengths.npy", "dropped.jsonl"
 FORMAT = "lilicorr-jax prepared texts 1"
@@ -40,7 +41,7 @@ class MadeWith:
     mask_rule: int  # version of the rule by which tokens are learned
     tokenizer: str  # digest of the tokenizer's files
     template: str  # digest of the chat template
-    target: str  # `train.prepare.target_revision`
+    target: str  # `train.revision.target_revision`
     conversations: str  # digest of the files that were read
     selection: str  # which of their rows were asked for
 
@@ -56,14 +57,6 @@ class MadeWith:
 
 def _short(value: Any) -> str:
     return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else repr(value)
-
-
-class Text(NamedTuple):
-    """One tokenised conversation and its name."""
-
-    id: str
-    token_ids: np.ndarray
-    loss_mask: np.ndarray
 
 
 class RecordFolder:
@@ -136,13 +129,6 @@ def stale(folder: Path, made_with: MadeWith) -> list[str] | None:
         return RecordFolder(folder).made_with.differences(made_with)
     except (ValueError, OSError) as error:
         return [str(error)]
-
-
-class Dropped(NamedTuple):
-    """A conversation that became no text."""
-
-    id: str
-    reason: str
 
 
 def make_room(folder: Path) -> Path:

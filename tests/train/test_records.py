@@ -8,7 +8,8 @@ import pytest
 
 import train.records as records
 from train.data import Examples, Rows
-from train.records import Dropped, MadeWith, RecordFolder, Text, decode, encode, make_room, stale, write_records
+from train.records import MadeWith, RecordFolder, decode, encode, make_room, stale, write_records
+from train.tokeniser import Dropped, Text
 
 MADE_WITH = MadeWith(
     sequence_length=24, thinking=False, mask_rule=1, tokenizer="a" * 64, template="b" * 64, target="c" * 64,
