@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from demo import corpus, rows
 from demo import tokenizer as demo_tokenizer
 from demo.quality import measure
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.config import setting
 from lilicorr_jax.conversion.checkpoint import save_target
 from lilicorr_jax.flags import run_main
@@ -149,7 +149,7 @@ def _tell(text: str) -> None:
 def run(settings: PretrainConfig) -> None:
     """The whole command: tokenizer, training, files."""
     logging.set_verbosity(logging.WARNING)  # Orbax tells every step of its work
-    output, model = Path(settings.output), config.demo().target
+    output, model = Path(settings.output), presets.demo().target
     records = itertools.islice(corpus.records("pretrain", seed=settings.seed), TOKENIZER_RECORDS)
     tokenizer = demo_tokenizer.train(text for record in records for text in (record.prompt, record.reply))
     params = train(Target(dataclasses.replace(model, init_std=INIT_STD)), tokenizer, settings)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lilicorr_jax.config import PRESETS, Preset, corrector_name, setting
+from lilicorr_jax.config import corrector_name, setting
 from lilicorr_jax.decoding.prefill import empty_state
 from lilicorr_jax.decoding.speculate import STAGES, speculative_block
 from lilicorr_jax.decoding.verify import Mode
@@ -26,6 +26,7 @@ from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.layers import RMSNorm
 from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
+from lilicorr_jax.presets import PRESETS, Preset
 from lilicorr_jax.sharding import abstract_parameters, make_mesh
 from pallas_kernels import report
 from pallas_kernels.aot import GPUS, compile_for_gpu, described_devices

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lilicorr_jax.config import tiny
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target
 from lilicorr_jax.models.target import Target
+from lilicorr_jax.presets import tiny
 from serve.engine import Models, assemble
 
 VOCAB, SEED = 7, 14  # a seed whose greedy texts wander

@@ -32,6 +32,7 @@ FORBIDDEN = {
     "lilicorr_jax/models": ("lilicorr_jax.losses", "lilicorr_jax.decoding", "lilicorr_jax.conversion"),
     "lilicorr_jax/decoding": ("lilicorr_jax.losses", "lilicorr_jax.conversion"),
     "lilicorr_jax/config.py": ("lilicorr_jax", "jax", "flax"),
+    "lilicorr_jax/presets.py": ("jax", "flax"),
     "train": ("serve", "demo", "benchmarks"),
     "serve": ("train", "demo", "benchmarks", "optax"),
     "demo": ("benchmarks",),

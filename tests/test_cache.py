@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lilicorr_jax.cache import append, append_rows, init_cache
-from lilicorr_jax.config import tiny
+from lilicorr_jax.presets import tiny
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lilicorr_jax.config import METHODS, PRESETS, ObjectiveConfig, check_pair, corrector_name, tiny
+from lilicorr_jax.config import METHODS, ObjectiveConfig, check_pair, corrector_name
+from lilicorr_jax.presets import PRESETS, tiny
 
 TARGET, DRAFTER, RERANKER = (getattr(tiny(), name) for name in ("target", "drafter", "reranker"))
 DOMINO, DSPARK = tiny().domino, tiny().dspark

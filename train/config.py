@@ -9,15 +9,8 @@ import re
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from lilicorr_jax.config import (
-    PRESETS,
-    CorrectorConfig,
-    DrafterConfig,
-    Method,
-    ObjectiveConfig,
-    RerankerConfig,
-    setting,
-)
+from lilicorr_jax.config import CorrectorConfig, DrafterConfig, Method, ObjectiveConfig, RerankerConfig, setting
+from lilicorr_jax.presets import PRESETS
 
 FREE_TO_CHANGE = frozenset(
     {"target", "data", "output", "mesh", "accumulation", "vocabulary_chunk", "anchor_chunk", "eval_every"}

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from lilicorr_jax.config import (
-    PRESETS,
     CorrectorConfig,
     DominoConfig,
     DrafterConfig,
@@ -52,6 +51,7 @@ from lilicorr_jax.models.domino import Domino
 from lilicorr_jax.models.dspark import DSpark
 from lilicorr_jax.models.lilicorr import Reranker
 from lilicorr_jax.models.target import Target, unembedding
+from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.shapes import Array, Bool, Float, Int, Int32
 from lilicorr_jax.sharding import MESH_AXES, batch_sharding, replicated
 from pallas_kernels.match_walk import match_scores

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from lilicorr_jax.config import PRESETS
 from lilicorr_jax.conversion.checkpoint import abstract_drafter
 from lilicorr_jax.models.target import Target
+from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import abstract_parameters, batch_sharding, make_mesh, replicated
 from pallas_kernels import report
 from pallas_kernels.aot import GPUS, compile_for_gpu, described_devices

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.conversion.checkpoint import (
     DrafterCheckpoint,
     abstract_target,
@@ -154,7 +154,7 @@ def test_parameters_land_under_their_sharding(golden, axes):
 def test_loading_holds_a_few_tensors_on_the_host_and_never_the_model(tmp_path):
     """Host arrays are traced, device buffers are not. The reader's own bound, two tensors, has a test of its own; JAX
     lets go of a copied array a little after the copy, and on a starved machine seven at a time have been seen."""
-    ours = dataclasses.replace(config.tiny().target, ffn_width=2**14)
+    ours = dataclasses.replace(presets.tiny().target, ffn_width=2**14)
     save_target(tmp_path, ours, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_target(ours)))
     tracemalloc.start()
     load_target(tmp_path)
@@ -292,7 +292,7 @@ def test_end_ids_come_from_the_generation_config(tmp_path, golden):
 
 def test_biases_are_loaded_by_name(tmp_path):
     """A Qwen2-shaped target: no norms of queries and keys, biases on three projections."""
-    ours = dataclasses.replace(config.tiny().target, qk_norm=False, attention_bias=True, num_layers=1)
+    ours = dataclasses.replace(presets.tiny().target, qk_norm=False, attention_bias=True, num_layers=1)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), abstract_target(ours))
     save_target(tmp_path, ours, params)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import transformers
 
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.config import RopeConfig
 from lilicorr_jax.conversion.config_json import (
     drafter_from_json,
@@ -80,9 +80,9 @@ def test_targets_survive_a_round_trip(base):
     assert target_from_json(written, generation_to_json(ours)) == ours
 
 
-@pytest.mark.parametrize("preset", config.PRESETS)
+@pytest.mark.parametrize("preset", presets.PRESETS)
 def test_presets_survive_a_round_trip(preset):
-    ours = config.PRESETS[preset]()
+    ours = presets.PRESETS[preset]()
     assert target_from_json(target_to_json(ours.target), generation_to_json(ours.target)) == ours.target
     # The public layout has no word for the reranker's own start.
     reranker = dataclasses.replace(ours.reranker, init="normal", init_std=ours.drafter.init_std)
@@ -96,7 +96,7 @@ def test_presets_survive_a_round_trip(preset):
 
 
 def test_transformers_reads_what_we_write():
-    preset = config.qwen3_8b()
+    preset = presets.qwen3_8b()
     rope = RopeConfig(theta=5e5, yarn_factor=4.0, yarn_original_positions=32768, yarn_attention_factor=1.25)
     for written in (target_to_json(preset.target), drafter_to_json(preset.drafter, preset.reranker)):
         theirs = transformers.Qwen3Config(**written)
@@ -123,7 +123,7 @@ def test_end_ids_of_the_generation_config_go_first(generation, ids):
 
 
 def test_every_end_id_is_written():
-    ours = dataclasses.replace(config.demo().target, eos_ids=(2, 0))
+    ours = dataclasses.replace(presets.demo().target, eos_ids=(2, 0))
     assert generation_to_json(ours) == {"eos_token_id": [2, 0]}
     assert target_from_json(changed(TARGET, eos_token_id=[7, 9])).eos_ids == (7, 9)
 
@@ -159,7 +159,7 @@ def test_an_odd_yarn_survives_bit_for_bit():
         theta=1e6 / 3, yarn_factor=10 / 3, yarn_original_positions=4096, yarn_beta_fast=31.7, yarn_beta_slow=1.1,
         yarn_attention_factor=1 / 3,
     )  # fmt: skip
-    ours = dataclasses.replace(config.tiny().target, rope=rope)
+    ours = dataclasses.replace(presets.tiny().target, rope=rope)
     assert target_from_json(json.loads(json.dumps(target_to_json(ours)))).rope == rope
 
 

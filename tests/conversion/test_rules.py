@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from lilicorr_jax import config, sharding
+from lilicorr_jax import presets, sharding
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target, checkpoint_rules
 from lilicorr_jax.conversion.config_json import drafter_from_json, target_from_json
 from lilicorr_jax.conversion.folder import read_json
@@ -25,7 +25,7 @@ from lilicorr_jax.conversion.rules import (
 from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
 
-TINY = config.tiny()
+TINY = presets.tiny()
 
 
 @pytest.mark.parametrize("tied, bias, norm", list(itertools.product([False, True], repeat=3)))
@@ -53,14 +53,14 @@ def test_a_reranker_has_26_tensors_and_10_a_layer(layers):
 
 
 def test_public_drafters_have_58_tensors_and_46_more_with_the_reranker():
-    preset = config.qwen3_8b()
+    preset = presets.qwen3_8b()
     assert len(drafter_rules(preset.drafter)) == 58
     assert len(checkpoint_rules(preset.drafter, preset.reranker)) == 104
 
 
 @pytest.mark.parametrize("preset, count", [("qwen3_8b", 36_758_794), ("qwen3_4b", 32_040_202)])
 def test_public_rerankers_have_the_papers_number_of_parameters(preset, count):
-    ours = config.PRESETS[preset]().reranker
+    ours = presets.PRESETS[preset]().reranker
     shapes = sharding.abstract_parameters(Reranker(ours), *reranker_shapes(ours))
     assert sharding.count_parameters(shapes) == count
     assert sum(np.prod(shape) for shape in stored_shapes(reranker_rules(ours), shapes).values()) == count
@@ -80,14 +80,14 @@ BASELINES = {  # of the presets' corrector: fields, and parameters of the 8B and
 def test_public_baselines_have_the_published_number_of_parameters(name, preset, column):
     fields, *counts = BASELINES[name]
     method = "domino" if name == "domino" else "dspark"
-    ours = dataclasses.replace(config.PRESETS[preset]().for_method(method)[1], **fields)
+    ours = dataclasses.replace(presets.PRESETS[preset]().for_method(method)[1], **fields)
     shapes = sharding.abstract_parameters(make_corrector(ours), *corrector_shapes(ours))
     assert sharding.count_parameters(shapes) == counts[column]
     assert sum(np.prod(shape) for shape in stored_shapes(corrector_rules(ours), shapes).values()) == counts[column]
 
 
 def test_published_tensors_of_the_baselines_have_their_shapes():
-    (_, domino), (_, dspark) = (config.qwen3_8b().for_method(method) for method in ("domino", "dspark"))
+    (_, domino), (_, dspark) = (presets.qwen3_8b().for_method(method) for method in ("domino", "dspark"))
     rnn = dataclasses.replace(dspark, kind="rnn")
     found = {}
     for ours in (domino, rnn):

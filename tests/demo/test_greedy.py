@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from demo import greedy
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import init_parameters
 
@@ -17,7 +17,7 @@ MAX_NEW = 7
 
 @pytest.fixture(scope="module")
 def tiny():
-    target = Target(dataclasses.replace(config.tiny().target, num_layers=2, eos_ids=()))
+    target = Target(dataclasses.replace(presets.tiny().target, num_layers=2, eos_ids=()))
     return target, init_parameters(target, jax.random.key(3), jnp.zeros((1, 4), jnp.int32))
 
 

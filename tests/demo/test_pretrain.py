@@ -11,7 +11,7 @@ import pytest
 
 from demo import corpus, pretrain, rows
 from demo import tokenizer as demo_tokenizer
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.flags import run_main
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.sharding import init_parameters
@@ -19,7 +19,7 @@ from lilicorr_jax.sharding import init_parameters
 
 @pytest.fixture(scope="module")
 def target():
-    return Target(dataclasses.replace(config.tiny().target, vocab_size=512, num_layers=1, init_std=0.08))
+    return Target(dataclasses.replace(presets.tiny().target, vocab_size=512, num_layers=1, init_std=0.08))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from demo import corpus, quality
 from demo import tokenizer as demo_tokenizer
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.models.target import Target
 
 
@@ -23,7 +23,7 @@ def test_shares_count_what_ends_what_loops_and_what_is_right(tokenizer):
     other = dataclasses.replace(right, category="math")
     good, wrong = tokenizer.encode("a, b").ids, tokenizer.encode("b, a").ids
     replies = [[*good, end], [*wrong, end], good, [5] * 40, [*good, end]]
-    found = quality.assess("sort", tokenizer, Target(config.demo().target), [right] * 4 + [other], replies)
+    found = quality.assess("sort", tokenizer, Target(presets.demo().target), [right] * 4 + [other], replies)
     assert (found.count, found.ended, found.degenerate) == (4, 0.5, 0.25)
     assert found.exact == found.right == 0.5, "the reply that was cut off says the right thing too"
     assert found.tokens == pytest.approx((2 * (len(good) + 1) + len(good) + 40) / 4)

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from demo import corpus, rows
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.conversion.checkpoint import load_target
 from lilicorr_jax.models.target import Target
 from serve.report import is_degenerate
@@ -37,7 +37,7 @@ def examples() -> list[tuple[list[int], list[int]]]:
 
 
 def test_the_shipped_target_is_the_demo_preset_and_small(shipped):
-    assert dataclasses.replace(shipped[0].config, init_std=0.02) == config.demo().target
+    assert dataclasses.replace(shipped[0].config, init_std=0.02) == presets.demo().target
     assert sum(path.stat().st_size for path in (DEMO / "target").iterdir()) <= 8 * MIB
     assert (DEMO / "replies.npz").stat().st_size <= MIB
 
@@ -71,7 +71,7 @@ def test_the_shipped_replies_are_the_targets_own_greedy_choice(shipped, examples
 
 
 def test_shipped_replies_end_and_do_not_loop(examples):
-    ends = config.demo().target.eos_ids
+    ends = presets.demo().target.eos_ids
     assert all(reply[-1] in ends and not set(reply[:-1]) & set(ends) for _, reply in examples)
     assert sum(is_degenerate(reply) for _, reply in examples) < 0.01 * len(examples)
     lengths = [len(reply) for _, reply in examples]

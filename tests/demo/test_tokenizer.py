@@ -6,7 +6,7 @@ import pytest
 
 from demo import corpus
 from demo import tokenizer as demo_tokenizer
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from serve.workload import load_tokenizer, templated
 
 
@@ -24,7 +24,7 @@ def folder(tokenizer, tmp_path_factory):
 
 
 def test_it_fills_the_demo_vocabulary_and_puts_the_specials_where_the_preset_expects_them(tokenizer):
-    preset = config.demo()
+    preset = presets.demo()
     assert tokenizer.get_vocab_size() == preset.target.vocab_size
     ids = [tokenizer.token_to_id(text) for text in ("<|im_end|>", "<|endoftext|>", "<|mask|>")]
     assert tuple(ids) == (*preset.target.eos_ids, preset.drafter.mask_id)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lilicorr_jax import config, sharding
+from lilicorr_jax import presets, sharding
 from lilicorr_jax.cache import append, init_cache
 from lilicorr_jax.config import default_target_layer_ids
 from lilicorr_jax.conversion.checkpoint import load_drafter, load_target
@@ -23,7 +23,7 @@ from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-TINY = config.tiny().drafter
+TINY = presets.tiny().drafter
 
 
 @partial(jax.jit, static_argnums=0)
@@ -176,7 +176,7 @@ def test_an_explicit_head_width_shapes_projections_and_cache():
 
 @pytest.mark.parametrize("preset, count", [("qwen3_8b", 1_048_626_432), ("qwen3_4b", 537_427_200)])
 def test_public_drafters_have_the_published_number_of_parameters(preset, count):
-    ours = config.PRESETS[preset]().drafter
+    ours = presets.PRESETS[preset]().drafter
     shapes = sharding.abstract_parameters(Drafter(ours), *drafter_shapes(ours), method="from_features")
     assert sharding.count_parameters(shapes) == count
 

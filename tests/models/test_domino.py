@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lilicorr_jax.cache import append, init_cache
-from lilicorr_jax.config import tiny
 from lilicorr_jax.models.dflash import Drafter
 from lilicorr_jax.models.domino import Domino, domino_shapes
+from lilicorr_jax.presets import tiny
 from lilicorr_jax.sharding import init_parameters
 from tests import baselines
 from tests.tolerance import assert_close

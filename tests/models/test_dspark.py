@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lilicorr_jax.config import tiny
 from lilicorr_jax.models.dflash import Drafter
 from lilicorr_jax.models.dspark import DSpark, dspark_shapes
+from lilicorr_jax.presets import tiny
 from lilicorr_jax.sharding import abstract_parameters
 from tests import baselines
 from tests.tolerance import assert_close

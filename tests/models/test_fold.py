@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lilicorr_jax import config
+from lilicorr_jax import presets
 from lilicorr_jax.config import RerankerConfig
 from lilicorr_jax.models.fold import fold_for_serving, folded_vectors
 from lilicorr_jax.models.lilicorr import Reranker
@@ -16,8 +16,8 @@ from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-TINY = config.tiny().reranker
-VOCAB = config.tiny().target.vocab_size
+TINY = presets.tiny().reranker
+VOCAB = presets.tiny().target.vocab_size
 fold = jax.jit(fold_for_serving, static_argnums=0)
 vectors = jax.jit(folded_vectors, static_argnums=0)
 

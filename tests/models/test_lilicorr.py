@@ -11,7 +11,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file
 
-from lilicorr_jax import config, sharding
+from lilicorr_jax import presets, sharding
 from lilicorr_jax.config import RerankerConfig
 from lilicorr_jax.conversion.config_json import drafter_from_json
 from lilicorr_jax.conversion.rules import reranker_rules
@@ -23,7 +23,7 @@ from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-TINY = config.tiny().reranker
+TINY = presets.tiny().reranker
 
 
 @partial(jax.jit, static_argnums=0)
@@ -127,7 +127,7 @@ def test_scores_equal_the_numbers_that_another_engine_published(golden):
 
 @pytest.mark.parametrize("preset, expected", [("qwen3_8b", 36_758_794), ("qwen3_4b", 32_040_202)])
 def test_parameters_number_what_the_paper_says(preset, expected):
-    ours = config.PRESETS[preset]().reranker
+    ours = presets.PRESETS[preset]().reranker
     assert sharding.count_parameters(sharding.abstract_parameters(Reranker(ours), *reranker_shapes(ours))) == expected
 
 
@@ -224,7 +224,7 @@ def test_equal_widths_need_no_token_projection(rng):
 
 @pytest.mark.parametrize("init", ["normal", "fan_in"])
 def test_initial_weights_have_the_spread_that_the_config_names(key, init):
-    ours = dataclasses.replace(config.demo().reranker, init=init, num_layers=1)
+    ours = dataclasses.replace(presets.demo().reranker, init=init, num_layers=1)
     nothing = [jnp.zeros(s.shape, s.dtype) for s in reranker_shapes(ours)]
     params = sharding.init_parameters(Reranker(ours), key, *nothing)
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from lilicorr_jax.config import PRESETS
 from lilicorr_jax.conversion.checkpoint import load_target, save_target
 from lilicorr_jax.models.linear import Linear, for_decoding
 from lilicorr_jax.models.target import Target
+from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import init_parameters
 from tests.tolerance import assert_close
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lilicorr_jax import config, sharding
+from lilicorr_jax import presets, sharding
 from lilicorr_jax.cache import KVCache, init_cache
 from lilicorr_jax.config import RopeConfig, TargetConfig
 from lilicorr_jax.conversion.checkpoint import load_target
@@ -23,7 +23,7 @@ from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
-SMALL = dataclasses.replace(config.tiny().target, num_layers=1)
+SMALL = dataclasses.replace(presets.tiny().target, num_layers=1)
 
 
 @partial(jax.jit, static_argnames=("ours", "bucket", "capture"))

@@ -10,7 +10,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lilicorr_jax.config import tiny
 from lilicorr_jax.conversion.checkpoint import (
     DrafterCheckpoint,
     abstract_drafter,
@@ -19,6 +18,7 @@ from lilicorr_jax.conversion.checkpoint import (
     save_target,
 )
 from lilicorr_jax.conversion.export import save_export
+from lilicorr_jax.presets import tiny
 
 END, USER, MASK = "<end>", "<user>", "<mask>"
 WORDS = (END, USER, "so", "it", "goes", "round", "and", "on", MASK)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from lilicorr_jax.config import tiny
+from lilicorr_jax.presets import tiny
 from serve import bench, report, results, table, workload
 from tests.serve.conftest import CONTEXT
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lilicorr_jax.config import PRESETS
 from lilicorr_jax.decoding.noise import Purpose, uniform
 from lilicorr_jax.models.target import Target
+from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import init_parameters
 from serve import gap
 

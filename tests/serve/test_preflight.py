@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lilicorr_jax.config import PRESETS
+from lilicorr_jax.presets import PRESETS
 from pallas_kernels import aot
 from serve import preflight
 from serve.preflight import PreflightConfig

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lilicorr_jax.config import tiny
 from lilicorr_jax.conversion.checkpoint import abstract_target, save_target
+from lilicorr_jax.presets import tiny
 from tests.train.texts import counting_texts, random_parameters
 from train.config import TrainConfig
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from lilicorr_jax.config import PRESETS
 from lilicorr_jax.conversion.checkpoint import abstract_drafter
 from lilicorr_jax.flags import define_flags, record_from_flags
+from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import count_parameters
 from train.config import TrainConfig
 

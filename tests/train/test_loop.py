@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import train.loop as loop
-from lilicorr_jax.config import PRESETS
 from lilicorr_jax.conversion.checkpoint import load_target, save_target
 from lilicorr_jax.conversion.export import load_any
 from lilicorr_jax.flags import flags_from_record
+from lilicorr_jax.presets import PRESETS
 from tests.tolerance import assert_close
 from tests.train.texts import counting_texts
 from train.config import TrainConfig

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from lilicorr_jax.config import Method, ObjectiveConfig, Preset, tiny
+from lilicorr_jax.config import Method, ObjectiveConfig
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target
+from lilicorr_jax.presets import Preset, tiny
 from lilicorr_jax.sharding import make_mesh
 from train.data import Batch
 from train.objective import Objective
