@@ -1,9 +1,10 @@
 """`python -m serve.bench`: acceptance length and speed of block drafting against plain decoding of the same prompts.
 
-Owns the protocol. Every arm is the same engine on the same weights, compiled and warmed before the clock; arms take
-turns on each chunk of prompts, in an order that is reversed from chunk to chunk (A-B-B-A), so that a machine that warms
-up or slows down favours none; the drafter's prefill is inside the clock, no cache outlives a request. Definitions are
-`serve.report`'s. Human tables go to stdout, their last line is one JSON object, progress goes to stderr.
+Owns the protocol; which arms there are is `serve.arms`'. Every arm is the same engine on the same weights, compiled and
+warmed before the clock; arms take turns on each chunk of prompts, in an order that is reversed from chunk to chunk
+(A-B-B-A), so that a machine that warms up or slows down favours none; the drafter's prefill is inside the clock, no
+cache outlives a request. Definitions are `serve.report`'s. Human tables go to stdout, their last line is one JSON
+object, progress goes to stderr.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import Literal
 
 import jax.monitoring
 from rich.console import Console
@@ -24,23 +24,18 @@ from rich.progress import Progress
 
 from lilicorr_jax import flags
 from lilicorr_jax.config import Dtype, setting
-from serve import engine, gap, provenance, report, results, table, workload
+from serve import arms, attribution, engine, gap, provenance, report, results, table, workload
+from serve.arms import Kind
 from serve.request import MAX_SEED
 
-ArmName = Literal["ar", "argmax", "greedy", "exact", "sampled"]
-METHODS = {
-    "ar": {"method": "ar"},
-    "argmax": {"method": "dflash"},
-    "greedy": {"method": "lilicorr", "walk": "greedy"},
-    "exact": {"method": "lilicorr", "walk": "exact"},
-    "sampled": {"method": "lilicorr", "walk": "sampled"},
-}
 PROGRAM = "serve.bench"
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 EXAMPLES = """
 python -m serve.bench --flagfile=serve/flagfiles/demo.flags
 python -m serve.bench --flagfile=serve/flagfiles/demo.flags --temperature=0 --num_prompts=10
 python -m serve.bench --target=Qwen3-4B --drafter=export --prompts=gsm8k.jsonl --num_prompts=128 --output_dir=runs/gsm8k
+python -m serve.bench --target=Qwen3-4B --drafter=runs/dflash/export/hf,runs/domino/export/hf --arms=ar,argmax,greedy \
+    --prompts=gsm8k.jsonl --trace=true
 """
 
 
@@ -49,11 +44,12 @@ class BenchConfig:
     """Measures acceptance length and speed of block drafting against plain decoding, on a file of prompts."""
 
     target: str = setting(MISSING, "Folder of the target, with its tokenizer.", "Models")
-    drafter: str | None = setting(None, "Folder of the drafter: an Orbax export or a Hugging Face folder.")
-    arms: tuple[ArmName, ...] = setting(
+    drafter: tuple[str, ...] = setting((), "Folders of drafters: Orbax exports or Hugging Face folders.")
+    arms: tuple[Kind, ...] = setting(
         ("ar", "argmax", "greedy", "exact"),
-        "Ways of decoding: plain (ar), the drafter's own likeliest token per slot (argmax), LiLiCorr's walks (greedy, "
-        "exact, sampled).",
+        "Ways of decoding, each by every drafter that has it: plain (ar); the drafter's own likeliest token per slot "
+        "(argmax; dflash, lilicorr); with what stands behind it, the likeliest path (greedy; lilicorr, domino, "
+        "dspark), the best path (exact; lilicorr), or drawn and verified by rejection (sampled; lilicorr, dspark).",
     )
     dtype: Dtype = setting("float32", "Of activations and weights; texts are held equal in float32.")
 
@@ -71,12 +67,13 @@ class BenchConfig:
     blocks_per_dispatch: int = setting(
         engine.EngineConfig.blocks_per_dispatch, "Blocks, or plain steps, in one device program."
     )
+    trace: bool = setting(False, "Also say where blocks die: at which slot, and why. Costs some speed.")
     output_dir: str | None = setting(None, "Folder for run.json, requests.jsonl, summary.json and summary.md.")
 
     def __post_init__(self):
-        for name in ("arms", "temperature", "seed"):
+        for name in ("arms", "temperature", "seed", "drafter"):
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            if (not values and name != "drafter") or len(set(values)) < len(values):
                 raise ValueError(f"--{name} must hold at least one value and none twice; got {values}.")
         for name in ("max_new_tokens", "concurrency", "chunk_prompts"):
             if getattr(self, name) < 1:
@@ -89,7 +86,7 @@ class BenchConfig:
             )
         if bad := [seed for seed in self.seed if not 0 <= seed <= MAX_SEED]:
             raise ValueError(f"--seed must lie in [0, {MAX_SEED}]; got {bad[0]}.")
-        if self.drafter is None and self.arms != ("ar",):
+        if not self.drafter and self.arms != ("ar",):
             raise ValueError(f"--arms={','.join(self.arms)} drafts; give --drafter, or --arms=ar to decode plainly.")
 
 
@@ -97,20 +94,20 @@ class BenchConfig:
 class Turn:
     """One arm's go at one chunk of prompts."""
 
-    arm: ArmName
+    arm: str
     temperature: float
     seed: int
     chunk: int
     prompts: tuple[workload.Prompt, ...]
 
 
-def turns(config: BenchConfig, prompts: Sequence[workload.Prompt]) -> Iterator[Turn]:
+def turns(config: BenchConfig, arms: Sequence[str], prompts: Sequence[workload.Prompt]) -> Iterator[Turn]:
     """All turns in their order: on each chunk the arms, every other time from the last to the first."""
     count = itertools.count()
     for temperature in config.temperature:
         for seed in config.seed if temperature > 0 else config.seed[:1]:
             for chunk, group in enumerate(itertools.batched(prompts, config.chunk_prompts)):
-                for arm in config.arms if next(count) % 2 == 0 else config.arms[::-1]:
+                for arm in arms if next(count) % 2 == 0 else arms[::-1]:
                     yield Turn(arm=arm, temperature=temperature, seed=seed, chunk=chunk, prompts=group)
 
 
@@ -121,14 +118,12 @@ class Bench:
     config: BenchConfig
     prompts: tuple[workload.Prompt, ...]
     prompt_ids: Mapping[str, tuple[int, ...]]
+    arms: tuple[table.Arm, ...]
     engines: Mapping[str, engine.Engine]
 
     @property
     def context_limit(self) -> int:
         return next(iter(self.engines.values())).context_limit
-
-    def arms(self) -> list[table.Arm]:
-        return [describe(name, self.engines[name].models) for name in self.config.arms]
 
     def request(self, turn: Turn, prompt: workload.Prompt, **changes) -> engine.Request:
         """What the engine is asked; the same for every arm."""
@@ -152,7 +147,7 @@ class Bench:
             arm.retire()
         return [self._note(turn, prompt, reply) for prompt, reply in zip(turn.prompts, replies, strict=True)]
 
-    def warm_up(self, arm: ArmName) -> None:
+    def warm_up(self, arm: str) -> None:
         """Compiles and runs once every shape that the workload can meet, then serves one prompt at each temperature."""
         asked = [
             Turn(arm=arm, temperature=temperature, seed=0, chunk=0, prompts=self.prompts)
@@ -197,6 +192,7 @@ class Bench:
             emitted=tuple(block.emitted for block in reply.blocks),
             accepted_untrimmed=tuple(block.accepted for block in reply.blocks),
             proposed=tuple(block.proposed for block in reply.blocks),
+            causes=attribution.causes(reply.token_ids, reply.blocks) if self.config.trace else None,
             **dataclasses.asdict(reply.times),
         )
 
@@ -210,9 +206,8 @@ def prepare(config: BenchConfig) -> Bench:
     prompts = workload.choose(workload.read_prompts(config.prompts), config.num_prompts, config.prompt_seed)
     tokenizer = workload.load_tokenizer(config.target)
     prompt_ids = {prompt.id: workload.templated(tokenizer, prompt.text) for prompt in prompts}
-    loaded = engine.load_models(config.target, config.drafter, dtype=config.dtype)
-    models = {name: dataclasses.replace(loaded, **METHODS[name]) for name in config.arms}
-    limit = min(model.context_limit for model in models.values())
+    chosen = arms.choose(arms.load(config.target, config.drafter, config.dtype), config.arms)
+    limit = min(models.context_limit for _, models in chosen.values())
     if too_long := [(name, len(ids)) for name, ids in prompt_ids.items() if len(ids) >= limit]:
         raise ValueError(
             f"{len(too_long)} prompts leave no room for a reply in a context of {limit} tokens, the first of them "
@@ -220,23 +215,18 @@ def prepare(config: BenchConfig) -> Bench:
         )
     longest = min(limit, max(map(len, prompt_ids.values())) + config.max_new_tokens)
     settings = engine.EngineConfig(
-        rows=config.concurrency, context_limit=longest, blocks_per_dispatch=config.blocks_per_dispatch
+        rows=config.concurrency,
+        context_limit=longest,
+        blocks_per_dispatch=config.blocks_per_dispatch,
+        trace=config.trace,
     )
-    engines = {name: engine.Engine(model, settings) for name, model in models.items()}
-    return Bench(config=config, prompts=prompts, prompt_ids=prompt_ids, engines=engines)
-
-
-def describe(name: ArmName, models: engine.Models) -> table.Arm:
-    """What an arm is called; the drafter's argmax is only DFlash where it was trained as DFlash."""
-    labels = {
-        "ar": "AR",
-        "argmax": "DFlash" if models.reranker is None else "jointly trained drafter's own argmax",
-        "greedy": "LiLiCorr (greedy walk)",
-        "exact": "LiLiCorr (exact walk)",
-        "sampled": "LiLiCorr (sampled walk)",
-    }
-    num_slots = models.pair().num_slots
-    return table.Arm(name=name, label=labels[name], num_slots=num_slots, draws_drafts=name == "sampled")
+    return Bench(
+        config=config,
+        prompts=prompts,
+        prompt_ids=prompt_ids,
+        arms=tuple(arm for arm, _ in chosen.values()),
+        engines={name: engine.Engine(models, settings) for name, (_, models) in chosen.items()},
+    )
 
 
 @contextlib.contextmanager
@@ -291,11 +281,12 @@ def measure(bench: Bench, console: Console) -> tuple[list[report.Request], dict[
         The requests as served; and seconds of compilations before the clock (`warm_up`) and inside it (`measured`),
         where there should be none.
     """
-    plan = list(turns(bench.config, bench.prompts))
+    names = [arm.name for arm in bench.arms]
+    plan = list(turns(bench.config, names, bench.prompts))
     served = []
-    with Steps(console, len(bench.config.arms) + len(plan)) as steps:
+    with Steps(console, len(names) + len(plan)) as steps:
         with compilations() as before:
-            for arm in bench.config.arms:
+            for arm in names:
                 with steps.one(f"compiling {arm}"):
                     bench.warm_up(arm)
         with compilations() as inside:
@@ -311,7 +302,7 @@ def run(config: BenchConfig) -> int:
     bench = prepare(config)
     served, compiled = measure(bench, Console(stderr=True))
     plain = {request.key: request for request in served if request.arm == "ar"}
-    found = table.rows(served, bench.arms(), lambda difference: bench.with_gap(difference, plain))
+    found = table.rows(served, bench.arms, lambda difference: bench.with_gap(difference, plain))
     origin = origin_of(bench, compiled)
     text = "\n\n".join([preface(bench), table.render(found), *notes(bench, compiled)])
     summary = {"run": origin, "rows": [row.to_json() for row in found], "units": report.UNITS | table.UNITS}
@@ -325,7 +316,7 @@ def run(config: BenchConfig) -> int:
 def origin_of(bench: Bench, compiled: Mapping[str, list[float]]) -> dict:
     """What has to be known to measure again."""
     config = bench.config
-    folders = {"target": config.target, "drafter": config.drafter} if config.output_dir else {}
+    folders = {"target": config.target} | {arms.label_of(folder): folder for folder in config.drafter}
     return {
         "command": shlex.join(["python", "-m", PROGRAM, *flags.flags_from_record(config)]),
         "config": dataclasses.asdict(config),
@@ -335,7 +326,9 @@ def origin_of(bench: Bench, compiled: Mapping[str, list[float]]) -> dict:
         "device": provenance.device(),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "prompts": {"count": len(bench.prompts), "sha256": workload.digest(bench.prompts)},
-        "folders_sha256": {name: provenance.folder_digest(folder) for name, folder in folders.items() if folder},
+        "folders_sha256": {name: provenance.folder_digest(folder) for name, folder in folders.items()}
+        if config.output_dir
+        else {},
         "compile_s": {name: sum(seconds) for name, seconds in compiled.items()},
         "compilations": {name: len(seconds) for name, seconds in compiled.items()},
     }
@@ -367,6 +360,8 @@ def notes(bench: Bench, compiled: Mapping[str, list[float]]) -> list[str]:
         found.append(
             f"COMPILED inside the clock: {len(inside)} programs, {sum(inside):.2f} s; do not trust the speeds above."
         )
+    if bench.config.trace:
+        found.append("Every block was traced, which costs some speed: take no speed from this run.")
     return found
 
 

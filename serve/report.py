@@ -37,6 +37,7 @@ class Request:
         emitted: tokens that each block added to the reply, after trimming at an end of turn or at the limit.
         accepted_untrimmed: draft tokens that each block's verification accepted, before trimming.
         proposed: draft tokens that each block sent to verification.
+        causes: why each block died, see `serve.attribution`; None where nobody looked.
     """
 
     arm: str
@@ -52,6 +53,7 @@ class Request:
     emitted: tuple[int, ...]
     accepted_untrimmed: tuple[int, ...]
     proposed: tuple[int, ...]
+    causes: tuple[str | None, ...] | None = None
     sent_s: float
     first_s: float
     last_s: float
@@ -97,7 +99,7 @@ class Request:
     @classmethod
     def from_row(cls, row: dict) -> "Request":
         """The request that `to_row` wrote, after a passage through JSON."""
-        values = {name: row[name] for name in cls.__dataclass_fields__}
+        values = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 

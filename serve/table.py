@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from serve import report
+from serve import attribution, report
 from serve.report import Difference, Interval, Request, Summary
 
 FEWEST_PROMPTS = 5  # of a category, below which its row says little
@@ -19,7 +19,8 @@ EMPTY = "-"
 UNITS = {
     "tau_interval": "tokens per block, with the bounds of its 95 % bootstrap interval over prompts",
     "tau_seeds": "tokens per block, mean and sample deviation over seeds",
-    "tau_gain_over_argmax": "tokens per block, paired difference with its 95 % bootstrap interval over prompts",
+    "tau_gain": "tokens per block, paired difference to the arm `tau_gain_over` with its 95 % bootstrap interval",
+    "attribution": "blocks that died by cause and slot, see serve.attribution",
     "tau_category_mean": "tokens per block, unweighted mean over categories",
     "ar_output_tps": "tokens per s of plain decoding",
     "speedup": "output_tps / ar_output_tps",
@@ -33,16 +34,18 @@ class Arm:
     """One way of decoding.
 
     Attributes:
-        name: as in --arms.
+        name: as in --arms, behind the export's label where there are several.
         label: what it is called in tables.
         num_slots: draft tokens that a block can propose; 0 for plain decoding.
         draws_drafts: drafts are drawn at random, so that at a temperature its text need not be plain decoding's.
+        base: the arm with which its tau is compared.
     """
 
     name: str
     label: str
     num_slots: int
     draws_drafts: bool = False
+    base: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +55,13 @@ class Row:
     Attributes:
         tau: with its bootstrap interval over prompts.
         tau_seeds: mean and sample deviation over seeds, where there are several.
-        tau_gain: paired difference to `base`'s tau, the base being the drafter's own argmax.
+        tau_gain: paired difference to the tau of the arm's base.
         speedup: against plain decoding; None without it.
         num_compared: replies held against plain decoding's; 0 where they need not be equal.
         differences: the first difference of each reply that was not.
         categories: summaries by category.
         thin: categories of fewer than FEWEST_PROMPTS prompts.
+        attribution: where blocks died, in all and by category; None where nobody looked.
     """
 
     arm: Arm
@@ -72,6 +76,7 @@ class Row:
     differences: tuple[Difference, ...]
     categories: dict[str, Summary]
     thin: tuple[str, ...]
+    attribution: dict[str, dict] | None
 
     @property
     def unexcused(self) -> tuple[Difference, ...]:
@@ -85,7 +90,8 @@ class Row:
             "temperature": self.temperature,
             "tau_interval": _plain(self.tau),
             "tau_seeds": self.tau_seeds and dict(zip(("mean", "std"), self.tau_seeds, strict=True)),
-            "tau_gain_over_argmax": _plain(self.tau_gain),
+            "tau_gain": _plain(self.tau_gain),
+            "tau_gain_over": self.tau_gain and self.arm.base,
             "tau_category_mean": category_mean(self),
             "ar_output_tps": self.plain_tps,
             "speedup": self.speedup,
@@ -94,6 +100,7 @@ class Row:
             "differences": [dataclasses.asdict(d) | {"excused": d.is_excused} for d in self.differences],
             "flagged_degenerate": self.summary.is_flagged,
             "categories": {name: _plain(summary) for name, summary in self.categories.items()},
+            "attribution": self.attribution,
         }
         return extra | dataclasses.asdict(self.summary)
 
@@ -112,7 +119,7 @@ def rows(requests: Sequence[Request], arms: Sequence[Arm], with_gap: Callable[[D
 
 
 def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], with_gap) -> Row:
-    ours, plain, base = of_arm[arm.name], of_arm.get("ar", []), of_arm.get("argmax", [])
+    ours, plain, base = of_arm[arm.name], of_arm.get("ar", []), of_arm.get(arm.base or "", [])
     is_compared = bool(plain) and arm.name != "ar" and not (arm.draws_drafts and temperature > 0)
     differences = report.differences(ours, plain) if is_compared else ()
     seeds = sorted({request.seed for request in ours})
@@ -125,14 +132,20 @@ def _row(arm: Arm, temperature: float, of_arm: dict[str, list[Request]], with_ga
         summary=report.summarize(ours, arm.num_slots),
         tau=report.tau_interval(ours),
         tau_seeds=report.mean_and_std(taus) if has_seeds else None,
-        tau_gain=report.tau_difference(ours, base) if base and arm.name not in ("ar", "argmax") else None,
+        tau_gain=report.tau_difference(ours, base) if base else None,
         plain_tps=report.summarize(plain, 0).output_tps,
         speedup=report.speedup(ours, plain) if plain else None,
         num_compared=len(report.paired(ours, plain)[0]) if is_compared else 0,
         differences=tuple(map(with_gap, differences)),
         categories={name: report.summarize(group, arm.num_slots) for name, group in groups.items()},
         thin=tuple(name for name, group in groups.items() if len({request.id for request in group}) < FEWEST_PROMPTS),
+        attribution=_attribution(arm, groups) if all(r.causes is not None for r in ours) else None,
     )
+
+
+def _attribution(arm: Arm, groups: dict[str, list[Request]]) -> dict[str, dict]:
+    everything = [request for group in groups.values() for request in group]
+    return {name: attribution.summarize(group, arm.num_slots) for name, group in ({"all": everything} | groups).items()}
 
 
 def category_mean(row: Row) -> float | None:
@@ -149,11 +162,12 @@ def render(found: Sequence[Row]) -> str:
         parts += [f"## Temperature {temperature:g}", _headline(group), _definitions(group), _times(group)]
         if len(group[0].categories) > 1:
             parts.append(_categories(group))
+        parts += [_deaths(row) for row in group if row.attribution and row.arm.num_slots]
     return "\n\n".join([*parts, *warnings(found)])
 
 
 def _headline(group: Sequence[Row]) -> str:
-    head = ["", "tau [95 %]", "over argmax [95 %]", "tok/s", "AR tok/s", "speed-up", "identical"]
+    head = ["", "tau [95 %]", f"over {_bases(group)} [95 %]", "tok/s", "AR tok/s", "speed-up", "identical"]
     return markdown(
         head,
         [
@@ -169,6 +183,14 @@ def _headline(group: Sequence[Row]) -> str:
             for row in group
         ],
     )
+
+
+def _bases(group: Sequence[Row]) -> str:
+    """With what the group's gains are compared, in a word."""
+    bases = {row.arm.base for row in group if row.arm.base}
+    if len(bases) != 1:
+        return "own argmax"
+    return bases.pop()
 
 
 def _definitions(group: Sequence[Row]) -> str:
@@ -218,6 +240,24 @@ def _categories(group: Sequence[Row]) -> str:
     ]
     mean = ["mean, unweighted", "", *(_number(category_mean(row), ".2f") for row in group)]
     return markdown(head, [*lines, mean])
+
+
+def _deaths(row: Row) -> str:
+    """Of an arm's blocks, by category: those that died by cause, and where on average; and those that did not die."""
+    head = ["where blocks die", "blocks", *(f"{name} (slot)" for name in attribution.CAUSES), "kept whole", "ended"]
+    lines = []
+    for name, found in (row.attribution or {}).items():
+        died = [
+            f"{found[cause] / max(found['blocks'], 1):.1%} ({_mean_slot(found['slots'][cause])})"
+            for cause in attribution.CAUSES
+        ]
+        rest = [f"{found[key] / max(found['blocks'], 1):.1%}" for key in ("whole", "ended")]
+        lines.append([f"{row.arm.label}, {name}", str(found["blocks"]), *died, *rest])
+    return markdown(head, lines)
+
+
+def _mean_slot(counts: Sequence[int]) -> str:
+    return f"{sum(i * n for i, n in enumerate(counts, 1)) / sum(counts):.1f}" if sum(counts) else EMPTY
 
 
 def warnings(found: Sequence[Row]) -> list[str]:

@@ -73,12 +73,16 @@ class DecodeState:
 
 @struct.dataclass
 class Trace:
-    """What a block considered, for attribution; candidates and picks are None where a method has none."""
+    """What a block considered, for attribution; candidates and picks are None where a method has none.
+
+    `target_choices` are the target's own tokens, drawn at a temperature; `target_best` its likeliest.
+    """
 
     draft_ids: Int32[Array, "B S"]
     candidate_ids: Int32[Array, "B S K"] | None
     picks: Int32[Array, "B S"] | None
     target_choices: Int32[Array, "B P"]
+    target_best: Int32[Array, "B P"]
 
 
 @struct.dataclass
@@ -131,7 +135,8 @@ def speculative_block(
     with jax.named_scope("commit"):
         record = _commit(state, proposal, verdict)
     if trace:
-        considered = Trace(proposal.draft_ids, proposal.candidate_ids, proposal.picks, verdict.target_choices)
+        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        considered = Trace(proposal.draft_ids, proposal.candidate_ids, proposal.picks, verdict.target_choices, best)
         record = record.replace(trace=considered)
     with jax.named_scope("advance"):
         return _advance(pair, params, state, judged, record), record

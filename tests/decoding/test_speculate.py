@@ -152,6 +152,7 @@ def test_the_trace_holds_the_drafts_and_the_targets_choices():
     np.testing.assert_array_equal(trace.target_choices[0, :, 0], TEXTS[:, 0])
     np.testing.assert_array_equal(trace.draft_ids[1, :, 0], TEXTS[:, 1])  # the second block has one right draft
     np.testing.assert_array_equal(trace.target_choices[1, :, :2], TEXTS[:, 1:3])
+    np.testing.assert_array_equal(trace.target_best, trace.target_choices)  # greedy
     assert trace.candidate_ids is None and trace.picks is None
     assert BLOCK(start())[1].trace is None
 
