@@ -68,6 +68,16 @@ def train_arm(arm: Arm, steps: int, work: Path, keep: Path, program: Sequence[st
     return record
 
 
+def time_steps(arm: Arm, steps: int, work: Path, program: Sequence[str] = ("-m", "train.main")) -> float:
+    """CPU seconds of a step of this arm, from a short run of its own that nothing is kept of."""
+    output = work / f"cost-{arm.name}"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    often = ["--log_every=10", "--eval_every=0"]
+    run_watched([sys.executable, *program, *train_flags(arm, steps, str(output)), *often], output)
+    return step_cpu_seconds(read_log(output / CPU_LOG))
+
+
 def run_watched(command: Sequence[str], output: Path) -> tuple[float, float]:
     """Runs a training process to its end and writes (step, CPU seconds so far) beside its metrics as they grow.
 

@@ -1,0 +1,52 @@
+"""What is predicted of decoding is what the engine does: the shipped demo pair on a few held-out prompts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.study import chain, lattice
+from benchmarks.study.measure import with_bigrams
+from serve import arms
+from serve.engine import Engine, EngineConfig, Request, load_models
+
+ROOT = Path(__file__).parents[3]
+TARGET, EXPORT, PROMPTS = (str(ROOT / "demo" / name) for name in ("target", "export", "heldout.jsonl"))
+KINDS = ("argmax", "greedy", "exact")
+
+
+@pytest.fixture(scope="module")
+def drafted():
+    models = load_models(TARGET, EXPORT)
+    texts = lattice.greedy_texts(TARGET, PROMPTS, 3)
+    ways = {kind: arms.ways(models)[kind] for kind in KINDS}
+    return models, texts, list(lattice.draft_everywhere(models, ways, texts))
+
+
+@pytest.mark.parametrize("kind", ["argmax", "greedy"])
+def test_the_engine_decodes_the_predicted_blocks_and_texts(drafted, kind):
+    models, texts, found = drafted
+    engine = Engine(arms.ways(models)[kind], EngineConfig(rows=3, context_limit=256, smallest_bucket=256))
+    replies = engine.run([Request(id=text.id, prompt_ids=text.prompt_ids, max_tokens=160) for text in texts])
+    for text, drafts, reply in zip(texts, found, replies, strict=True):
+        predicted = chain.chain_request(kind, text, drafts.drafts[kind], drafts.pool_ids)
+        assert reply.token_ids == text.reply_ids
+        assert tuple(block.emitted for block in reply.blocks) == predicted.emitted
+        assert len(reply.blocks) < len(text.reply_ids) - 1  # some drafts were right
+
+
+def test_every_walk_stays_within_the_drafter_s_candidates(drafted):
+    _, texts, found = drafted
+    for text, drafts in zip(texts, found, strict=True):
+        assert set(drafts.drafts) == {*KINDS, "exact, rows normalised"}
+        assert drafts.pool_ids.shape == (text.num_anchors, 15, 8)
+        assert np.all(np.diff(drafts.logprobs, axis=-1) <= 0)
+        np.testing.assert_array_equal(drafts.drafts["argmax"], drafts.pool_ids[..., 0])
+        for draft in drafts.drafts.values():
+            assert (drafts.pool_ids == draft[..., None]).any(axis=-1).all()
+
+
+def test_bigram_walks_join_the_others(drafted):
+    _, texts, found = drafted
+    joined = with_bigrams(texts[0], found[0], np.zeros((512, 512), np.float32))
+    np.testing.assert_array_equal(joined.drafts["bigram 1"], found[0].pool_ids[..., 0])  # no counts, no change
