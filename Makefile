@@ -2,7 +2,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help install test check format demo smollm2 peers
+.PHONY: help install test check format demo study smollm2 peers
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,6 +29,9 @@ format: $(STAMP) ## Format the code and mend what the linter can mend
 demo: $(STAMP) ## Train a small drafter on this machine, then measure what it brings
 	$(BIN)/python -m train.main --flagfile=train/flagfiles/demo.flags
 	$(BIN)/python -m serve.bench --flagfile=serve/flagfiles/demo.flags
+
+study: $(STAMP) ## Train every method on the demo target at equal budget, measure them, write docs/study (hours)
+	$(BIN)/python -m benchmarks.study
 
 smollm2: $(STAMP) ## Fetch a small public target, SmolLM2-135M-Instruct, as a Hugging Face folder
 	$(BIN)/python -m benchmarks.fetch --model=smollm2
