@@ -6,7 +6,6 @@ and what is learned is what the target answers to just that prompt, its end of t
 turn's prompt need not begin with the earlier turn. Where it does, both share a row; where it doesn't, each has its own.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,7 +16,7 @@ from lilicorr_jax.chat import flat_ids, knows_thinking, prompt_ids, rendered
 from train.conversations import Conversation, Message
 
 RULE = 1
-"""Counts the changes of what is learned; part of what cached token files are known by."""
+"""Raised whenever other tokens of the same conversation are learned: prepared texts are known by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +67,6 @@ def show(tokenizer, row: Rendered, marks: tuple[str, str] = ("⟦", "⟧")) -> s
         text = tokenizer.decode([int(token) for _, token in run], skip_special_tokens=False)
         pieces.append(f"{marks[0]}{text}{marks[1]}" if is_trained else text)
     return "".join(pieces)
-
-
-def identity(tokenizer) -> dict[str, str]:
-    """What decides how a conversation is rendered, beside the arguments of `render`: rule, template, vocabulary."""
-    vocabulary = tokenizer.backend_tokenizer.to_str().encode()
-    return {
-        "rule": str(RULE),
-        "template": hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest(),
-        "tokenizer": hashlib.sha256(vocabulary).hexdigest(),
-    }
 
 
 def _turn(

@@ -6,6 +6,7 @@ The answers come from this process (`train.decoder`) or from servers (`train.cli
 """
 
 import asyncio
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,9 +105,12 @@ class Job:
         part, num_parts = config.part()
         asked: set[str] = set()
         before = frozenset(self.journal.ends)
-        refused = {"refused": evaluation_prompts(config.evaluation)} if config.evaluation else {}
         for conversation in read_conversations(
-            config.conversations, report=self._bad_row, splits=config.splits, limit=config.limit, **refused
+            config.conversations,
+            report=self._bad_row,
+            splits=config.splits,
+            limit=config.limit,
+            refused=evaluation_prompts(config.evaluation),
         ):
             key = conversation.key
             if int(key, 16) % num_parts != part or key in before:
@@ -141,8 +145,8 @@ class Job:
         self.tally.problem("bad rows", str(problem))
 
 
-def regenerate(config: RegenerateConfig) -> None:
-    """Answers all that is not answered yet, and says in one line what was done."""
+def regenerate(config: RegenerateConfig) -> int:
+    """Answers all that is not answered yet, and says in one line what was done; returns the exit code."""
     if config.base_url and config.model is None:
         config = replace(config, model=asyncio.run(only_model(config)))
     total = sum(count_rows(split) for split in find_splits(config.conversations, config.splits))
@@ -155,8 +159,12 @@ def regenerate(config: RegenerateConfig) -> None:
                     asyncio.run(answer_by_servers(job))
                 else:
                     answer_here(job)
+            except KeyboardInterrupt:
+                tally.say("Stopped; the same command goes on from here.")
+                return 128 + signal.SIGINT
             finally:
                 tally.say(f"{tally.line()}; {config.output} holds {journal.summary()}.")
+    return 0
 
 
 def answer_here(job: Job) -> None:

@@ -175,11 +175,3 @@ def test_ids_are_one_flat_row_whatever_a_tokenizer_returns(form):
             return form([5, 6])
 
     assert prompt_ids(Stub(), [{"role": "user", "content": "text"}]) == (5, 6)
-
-
-def test_another_template_or_vocabulary_is_another_identity(chatml, qwen, tmp_path):
-    other = load_tokenizer(write_tokenizer(tmp_path))
-    other.add_tokens(["extra"])
-    assert chat.identity(chatml)["template"] != chat.identity(qwen)["template"]
-    assert chat.identity(chatml)["template"] == chat.identity(other)["template"]
-    assert chat.identity(chatml)["tokenizer"] != chat.identity(other)["tokenizer"]
