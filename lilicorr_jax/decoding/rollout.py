@@ -45,7 +45,7 @@ def domino_rollout(
         of_state = jnp.einsum("bi,ij->bj", state, folded.state_kernel)  # next step's gates, and the bottleneck's share
         corrected = logits[:, slot].astype(jnp.float32)
         if slot >= config.plain_slots:
-            corrected += _score(nn.silu(of_hidden[:, slot] + of_state[:, gates:]), folded.out_kernel)
+            corrected += _score(nn.silu(of_hidden[:, slot] + of_state[:, gates:]), folded.out_rows)
         token = jnp.argmax(corrected, axis=-1).astype(jnp.int32)
         drafts.append(token)
     return jnp.stack(drafts, axis=1)
@@ -99,7 +99,7 @@ def dspark_rollout(
         if folded.state_kernel is not None:
             mixed += jnp.einsum("br,rm->bm", carry, folded.state_kernel)
         features, carry = markov_step(config.kind, row, mixed, carry)
-        corrected = logits[:, slot].astype(jnp.float32) + _score(features, folded.out_kernel)
+        corrected = logits[:, slot].astype(jnp.float32) + _score(features, folded.out_rows)
         if kind == "sampled":
             q.append(_distribution(corrected, temperature))
             token = draw(q[-1], uniforms[:, slot])
@@ -110,8 +110,8 @@ def dspark_rollout(
     return Rolled(jnp.stack(drafts, axis=1), *stacked)
 
 
-def _score(features: Float[Array, "B rank"], kernel: Float[Array, "rank V"]) -> Float[Array, "B V"]:
-    return jnp.einsum("br,rv->bv", features, kernel, preferred_element_type=jnp.float32)
+def _score(features: Float[Array, "B rank"], rows: Float[Array, "V rank"]) -> Float[Array, "B V"]:
+    return jnp.einsum("br,vr->bv", features, rows, preferred_element_type=jnp.float32)
 
 
 def _distribution(logits: Float[Array, "B V"], temperature: Float[Array, "B"]) -> Float[Array, "B V"]:

@@ -59,13 +59,13 @@ class FoldedDomino:
         input_table: E W_ih^T, the GRU's input product of every vocabulary id.
         state_kernel: what acts on the GRU's state: W_hh, then the bottleneck's rows of it.
         hidden_kernel: the bottleneck's rows of the drafter's state.
-        out_kernel: from the bottleneck to the logits.
+        out_rows: from the bottleneck to the logits, a row per vocabulary id, as `models.linear` decodes.
     """
 
     input_table: Float[Array, "V gates"]
     state_kernel: Float[Array, "state gates_rank"]
     hidden_kernel: Float[Array, "D rank"]
-    out_kernel: Float[Array, "rank V"]
+    out_rows: Float[Array, "V rank"]
 
 
 @struct.dataclass
@@ -79,7 +79,7 @@ class FoldedDSpark:
         hidden_bias: added to it.
         token_kernel: what acts on the row of the token before; zero where the confidence does not read it.
         state_kernel: what acts on the recurrent state; None without one.
-        out_kernel: to the logits.
+        out_rows: to the logits, a row per vocabulary id.
     """
 
     token_in: Float[Array, "V rank"]
@@ -87,7 +87,7 @@ class FoldedDSpark:
     hidden_bias: Float[Array, "mixed"]
     token_kernel: Float[Array, "rank mixed"]
     state_kernel: Float[Array, "rank gates"] | None
-    out_kernel: Float[Array, "rank V"]
+    out_rows: Float[Array, "V rank"]
 
 
 Folded = FoldedReranker | FoldedDomino | FoldedDSpark
@@ -111,7 +111,7 @@ def _fold_domino(config: DominoConfig, params: dict, embedding: Float[Array, "V 
         input_table=jnp.einsum("vd,dg->vg", embedding.astype(config.dtype), gru_input),
         state_kernel=jnp.concatenate([gru_state, of_state], axis=-1),
         hidden_kernel=of_hidden,
-        out_kernel=out,
+        out_rows=out.T,
     )
 
 
@@ -138,7 +138,7 @@ def _fold_dspark(config: DSparkConfig, params: dict) -> FoldedDSpark:
         hidden_bias=bias,
         token_kernel=of_token,
         state_kernel=of_state,
-        out_kernel=params["out"]["kernel"],
+        out_rows=params["out"]["kernel"].T,
     )
 
 

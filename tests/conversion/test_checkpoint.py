@@ -24,6 +24,7 @@ from lilicorr_jax.conversion.checkpoint import (
 from lilicorr_jax.conversion.rules import flat
 from lilicorr_jax.models.lilicorr import Reranker
 from lilicorr_jax.sharding import make_mesh
+from tests import baselines
 from tests.conftest import GOLDEN
 from tests.conversion.folders import copied, edit_json, edit_tensors, split_in_shards
 from tests.tolerance import assert_close
@@ -64,6 +65,52 @@ def test_a_drafter_survives_a_round_trip_bit_for_bit(tmp_path, golden, source):
     again = load_drafter(tmp_path / "out")
     assert (again.drafter, again.corrector) == (checkpoint.drafter, checkpoint.corrector)
     assert_same_trees(again.params, checkpoint.params)
+
+
+@pytest.mark.parametrize("name", ["domino", *baselines.KINDS])
+def test_a_baselines_drafter_survives_a_round_trip_bit_for_bit(tmp_path, name):
+    """All tensors of the public file, but the copies of the target's matrices that DeepSpec stores."""
+    folder = baselines.write_folder(name, tmp_path / "in")
+    checkpoint = load_drafter(folder)
+    save_drafter(tmp_path / "out", checkpoint)
+    stored, written = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    borrowed = {"embed_tokens.weight", "lm_head.weight"} & stored.keys()
+    assert (len(borrowed) == 2) == (name != "domino") and written.keys() == stored.keys() - borrowed
+    for tensor in written:
+        np.testing.assert_array_equal(written[tensor], stored[tensor], err_msg=tensor)
+    again = load_drafter(tmp_path / "out")
+    assert (again.drafter, again.corrector) == (checkpoint.drafter, checkpoint.corrector)
+    assert_same_trees(again.params, checkpoint.params)
+
+
+def test_early_names_of_domino_are_read(tmp_path):
+    folder = baselines.write_folder("domino", tmp_path)
+    want = load_drafter(folder).params
+    early = ("prefix_gru", "embed_proj")
+    edit_tensors(
+        folder, lambda tensors: {f"logit_head.{n}" if n.startswith(early) else n: t for n, t in tensors.items()}
+    )
+    assert "logit_head.prefix_gru.weight_ih_l0" in load_file(folder / "model.safetensors")
+    assert_same_trees(load_drafter(folder).params, want)
+
+
+BASELINE_DISAGREEMENTS = [  # of config.json with a drafter's weights: what the report names
+    ("domino", {"dflash_config__gru_hidden_dim": 16}, r"prefix_gru.weight_hh_l0 has \(96, 32\) for \(48, 16\)"),
+    ("domino", {"vocab_size": 200}, r"embed_proj.2.weight has \(199, 16\) for \(200, 16\)"),
+    ("gated", {"markov_head_type": "vanilla"}, r"2 unexpected \(markov_head.gate_proj.bias"),
+    ("gated", {"markov_head_type": "rnn"}, r"2 missing \(markov_head.joint_proj.bias"),
+    ("gated", {"enable_confidence_head": False}, r"2 unexpected \(confidence_head.proj.bias"),
+    ("gated", {"confidence_head_with_markov": False}, r"confidence_head.proj.weight has \(1, 80\) for \(1, 64\)"),
+    ("gated", {"vocab_size": 200}, r"embed_tokens.weight has \(199, 64\) for \(200, 64\)"),
+]
+
+
+@pytest.mark.parametrize("name, changes, report", BASELINE_DISAGREEMENTS)
+def test_a_baselines_config_that_disagrees_with_the_weights_is_refused(tmp_path, name, changes, report):
+    folder = baselines.write_folder(name, tmp_path)
+    edit_json(folder, "config.json", **changes)
+    with pytest.raises(ValueError, match=report):
+        load_drafter(folder)
 
 
 @pytest.mark.parametrize("source", TARGETS)

@@ -13,6 +13,7 @@ from lilicorr_jax.conversion.checkpoint import load_drafter, save_drafter
 from lilicorr_jax.conversion.export import load_any, load_export, save_export
 from lilicorr_jax.conversion.rules import flat
 from lilicorr_jax.sharding import make_mesh
+from tests import baselines
 from tests.conversion.folders import edit_json
 
 
@@ -55,6 +56,15 @@ def test_an_export_restores_under_a_sharding(folder, checkpoint):
     assert not restored.params["drafter"]["fc"]["kernel"].is_fully_replicated
 
 
+@pytest.mark.parametrize("name", ["domino", "rnn"])
+def test_a_baselines_export_gives_back_everything(tmp_path, name):
+    checkpoint = load_drafter(baselines.write_folder(name, tmp_path / "in"))
+    save_export(tmp_path / "out", checkpoint)
+    described = json.loads((tmp_path / "out/export.json").read_text())["corrector"]
+    assert described["name"] == ("domino" if name == "domino" else "dspark")
+    assert_same(load_any(tmp_path / "out"), checkpoint)
+
+
 def test_a_plain_drafter_is_exported_without_a_reranker(tmp_path, golden):
     plain = load_drafter(golden / "dflash/tied/drafter")
     save_export(tmp_path, plain)
@@ -88,6 +98,8 @@ def test_either_kind_of_folder_is_recognised(tmp_path, golden):
         ({"drafter__width": "x"}, "DrafterConfig"),
         ({"drafter__mask_id": 1000}, "1000"),
         ({"corrector__num_candidates": 5}, r"rank_embedding has \(4, 32\) for \(5, 32\)"),
+        ({"corrector__name": "medusa"}, "'medusa'"),
+        ({"corrector": [1]}, r"\[1\]"),
         ({"extra": 1}, "format"),
     ],
 )
