@@ -21,7 +21,7 @@ from lilicorr_jax.decoding.speculate import STAGES, speculative_block
 from lilicorr_jax.decoding.verify import Mode
 from lilicorr_jax.flags import run_main
 from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
-from lilicorr_jax.models.dflash import Drafter, drafter_shapes
+from lilicorr_jax.models.dflash import Drafter, drafter_shapes, join_context
 from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.layers import RMSNorm
 from lilicorr_jax.models.linear import for_decoding
@@ -71,7 +71,7 @@ def abstract_models(config: PreflightConfig, preset: Preset, sharding: NamedShar
     drafter, corrector = preset.for_method("dflash" if config.method == "ar" else config.method)
     if config.method != "ar":
         tree = abstract_parameters(Drafter(drafter), *drafter_shapes(drafter), method="from_features")
-        params["drafter"] = place(jax.eval_shape(for_decoding, tree), dtype)
+        params["drafter"] = place(jax.eval_shape(lambda tree: join_context(for_decoding(tree)), tree), dtype)
     if corrector is not None:
         tree = place(abstract_parameters(make_corrector(corrector), *corrector_shapes(corrector)), dtype)
         fold = partial(fold_for_serving, corrector)
@@ -138,8 +138,8 @@ def findings(config: PreflightConfig, block: Program, drafting: dict[str, Progra
 
 def looked_up_tables(config: PreflightConfig) -> tuple[str, ...]:
     """Parts of the names of arguments of which a block reads rows only; a tied embedding is multiplied with as well."""
-    is_tied = PRESETS[config.target]().target.tie_embeddings
-    return ("token_table",) if is_tied else ("token_table", "['embed']")
+    tables = ("token_table", "input_table", "token_in")  # of the reranker, Domino and DSpark
+    return tables if PRESETS[config.target]().target.tie_embeddings else (*tables, "['embed']")
 
 
 def as_table(config: PreflightConfig, found: dict[str, Any]) -> str:
