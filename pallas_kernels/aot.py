@@ -23,6 +23,11 @@ PACKAGES = ("jax-cuda13-plugin", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvi
 """The extra `aot`."""
 
 
+QUICK = {"xla_gpu_enable_analytical_sol_latency_estimator": False}
+"""A scheduler's estimate of times, which parses its table anew for every matrix product of a sharded program: minutes,
+where nothing depends on it but which copy between devices waits behind which product."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A device as its data sheet has it.
@@ -97,7 +102,7 @@ def compile_for_gpu(lowered: jax.stages.Lowered) -> Program:
     """
     kernels = Path(_kernel_folder().name)
     with tempfile.TemporaryDirectory() as folder, jax_config.enable_compilation_cache(False), _dump_kernels(kernels):
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **QUICK}
         compiled = lowered.compile(compiler_options=options)
         return read_program(compiled, Path(folder), kernels)
 

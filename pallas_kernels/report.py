@@ -1,10 +1,9 @@
 """What is said of a compiled program: one JSON-able record, and its lines for people."""
 
-import math
 from typing import Any
 
 from pallas_kernels.aot import Gpu
-from pallas_kernels.program import Instruction, Program
+from pallas_kernels.program import Instruction, Program, shape_bytes
 
 UNKNOWN = (
     "An estimate of structure, never of speed. What only a GPU can tell: which matrix products its autotuner picks "
@@ -36,6 +35,10 @@ def findings(program: Program, gpu: Gpu, looked_up: tuple[str, ...] = ()) -> dic
         "conditionals": program.opcodes["conditional"],
         "host_transfers": program.host_transfers,
         "collectives": program.collectives,
+        "moved_bytes": {
+            name: sum(i.stored_bytes for i in program.moved if i.opcode.startswith(name))
+            for name in program.collectives
+        },
         "flops": program.flops,
         "bytes_accessed": program.bytes_accessed,
         "floor_seconds": floor_seconds(program, gpu, looked_up),
@@ -56,8 +59,12 @@ def floor_seconds(program: Program, gpu: Gpu, looked_up: tuple[str, ...] = ()) -
 
 def describe(instruction: Instruction) -> str:
     """An operation's scope and its largest result."""
-    kind, sizes = max(instruction.shapes, key=lambda shape: math.prod(shape[1]))
+    kind, sizes = largest_shape(instruction)
     return f"{instruction.scope or instruction.name} {kind}{list(sizes)}"
+
+
+def largest_shape(instruction: Instruction) -> tuple[str, tuple[int, ...]]:
+    return max(instruction.shapes, key=lambda shape: shape_bytes(*shape))
 
 
 def memory_lines(found: dict[str, Any]) -> list[str]:
@@ -73,10 +80,18 @@ def memory_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def collective_lines(found: dict[str, Any]) -> list[str]:
+    """One line for each kind: how many stand in the program, and the bytes of their results."""
+    kinds = sorted(found["collectives"].items())
+    return ["Collectives, a loop's body once" + ("" if kinds else ": none")] + [
+        f"  {count:>5} {name:<20}{gigabytes(found['moved_bytes'][name])}" for name, count in kinds
+    ]
+
+
 def work_lines(found: dict[str, Any], gpu: Gpu) -> list[str]:
     return [
-        f"Work: {found['flops'] / 1e9:,.1f} GFLOP and {found['bytes_accessed'] / 1e9:,.2f} GB by XLA's count, which "
-        "leaves out custom calls and counts a loop's body once",
+        f"Work: {found['flops'] / 1e9:,.1f} GFLOP in matrix products, loops as often as they turn; "
+        f"{found['bytes_accessed'] / 1e9:,.2f} GB by XLA's count, which takes a loop's body once; our kernels apart",
         f"Floor: {found['floor_seconds'] * 1e3:.2f} ms at the data sheet's {gpu.bandwidth / 1e12:.2f} TB/s and "
         f"{gpu.bfloat16_flops / 1e12:.0f} TFLOP/s (bf16): every argument but looked-up tables read once",
     ]

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from pallas_kernels.program import Launch, read_arguments, read_instructions, read_kernels, read_launches, shape_bytes
+from pallas_kernels.program import (
+    Launch,
+    count_flops,
+    read_arguments,
+    read_instructions,
+    read_kernels,
+    read_launches,
+    shape_bytes,
+)
 
 HLO = """\
 HloModule jit_block, is_scheduled=true
@@ -72,6 +80,35 @@ def test_launches_are_those_of_the_compiler_in_their_scopes(instructions):
         Launch(kind="Kernel", name="loop_fusion.1", scope="jit(block)/propose/add"),
         Launch(kind="CustomCall", name="top.3", scope="jit(block)/propose/topk/mpmd_map"),
     )
+
+
+LOOPS = """\
+%product (p0: bf16[2,8,16], p1: bf16[2,16,4]) -> f32[2,8,4] {
+  %p0 = bf16[2,8,16]{2,1,0} parameter(0)
+  %p1 = bf16[2,16,4]{2,1,0} parameter(1)
+  ROOT %dot.1 = f32[2,8,4]{2,1,0} dot(%p0, %p1), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+}
+
+%inner_body (carry: (s32[])) -> (s32[]) {
+  %fusion.1 = f32[2,8,4]{2,1,0} fusion(%a, %b), kind=kCustom, calls=%product
+}
+
+%outer_body (carry.1: (s32[])) -> (s32[]) {
+  %while.1 = (s32[]) while(%carry.1), condition=%inner_cond, body=%inner_body, backend_config={"known_trip_count":{"n":"3"}}
+  %fusion.2 = f32[2,8,4]{2,1,0} fusion(%a, %b), kind=kCustom, calls=%product
+}
+
+ENTRY %main (x: bf16[6,32]) -> f32[] {
+  %x = bf16[6,32]{1,0} parameter(0)
+  %while.2 = (s32[]) while(%t), condition=%outer_cond, body=%outer_body, backend_config={"known_trip_count":{"n":"5"}}
+  %cublas.1 = (f32[6,7]{1,0}, s8[64]{0}) custom-call(%x, %w), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+}
+"""  # noqa: E501
+
+
+def test_products_count_as_often_as_their_loops_turn():
+    """5 turns of a loop with a product and with 3 turns of another; a library's product, once."""
+    assert count_flops(LOOPS) == 5 * (3 + 1) * 2 * (2 * 8 * 4) * 16 + 2 * (6 * 7) * 32
 
 
 def test_resources_are_those_of_the_assembler(tmp_path: Path):
