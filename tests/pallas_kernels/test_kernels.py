@@ -1,6 +1,7 @@
 """Every implementation of an operation on the same cases: against NumPy, and the kernels for races besides.
 
-The Mosaic kernels are interpreted on a CPU, which simulates shared memory, barriers and copies, with a race detector.
+The Mosaic kernels are interpreted on a CPU, which simulates shared memory, barriers and copies, with a race detector;
+where there is a GPU, they run on it, at Qwen3's sizes too.
 """
 
 import jax
@@ -18,7 +19,6 @@ from tests.tolerance import assert_close
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 INTERPRETED = plgpu.InterpretGPUParams(detect_races=True)
-IMPLEMENTATIONS = ("reference", "mosaic_gpu")
 
 
 def races_found() -> bool:
@@ -28,8 +28,13 @@ def races_found() -> bool:
     return gpu_callbacks.get_races().races_found
 
 
-def by_name(cases):
-    return [pytest.param(case, id=case.name) for case in tagged(cases, "interpret")]
+def every_run(cases):
+    """(case, implementation, how it is interpreted) of all that can run somewhere."""
+    small, every = tagged(cases, "interpret"), tagged(cases, "interpret") + tagged(cases, "gpu")
+    runs = [pytest.param(case, "reference", None, id=f"reference: {case.name}") for case in small]
+    runs += [pytest.param(case, "mosaic_gpu", INTERPRETED, id=f"interpreted: {case.name}") for case in small]
+    gpu = pytest.mark.gpu
+    return runs + [pytest.param(case, "mosaic_gpu", None, id=f"GPU: {case.name}", marks=gpu) for case in every]
 
 
 def total_order(logits) -> np.ndarray:
@@ -38,16 +43,13 @@ def total_order(logits) -> np.ndarray:
     return np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 class TestTopK:
-    def run(self, case, implementation, logits):
-        return topk_logprobs(logits, case.num_candidates, implementation=implementation, interpret=INTERPRETED)
-
-    @pytest.mark.parametrize("case", by_name(TOPK_CASES))
-    def test_equals_numpy_and_races_with_nothing(self, rng, implementation, case):
+    @pytest.mark.parametrize("case, implementation, interpret", every_run(TOPK_CASES))
+    def test_equals_numpy_and_races_with_nothing(self, rng, case, implementation, interpret):
         logits = case.logits(rng)
-        ids, logprobs, log_partition = self.run(case, implementation, logits)
-        assert implementation == "reference" or not races_found()
+        settings = dict(implementation=implementation, interpret=interpret)
+        ids, logprobs, log_partition = topk_logprobs(logits, case.num_candidates, **settings)
+        assert interpret is None or not races_found()
         wide = np.asarray(logits.astype(jnp.float32), np.float64)
         spoiled = np.isnan(wide).any(axis=-1)
         assert np.isnan(np.asarray(logprobs)[spoiled]).all() and np.isnan(np.asarray(log_partition)[spoiled]).all()
@@ -60,19 +62,17 @@ class TestTopK:
         assert_close(np.asarray(logprobs)[~spoiled], np.take_along_axis(wide, order, -1) - partition[:, None])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 class TestMatchWalk:
-    def run(self, case, implementation, rng):
+    def run(self, rng, case, **settings):
         vectors, draws = case.vectors(rng), case.draws(rng)
-        settings = dict(cosine_scale=8.0, floor=1e-4, kind=case.kind, with_scores=True)
-        settings |= dict(implementation=implementation, interpret=INTERPRETED)
+        settings |= dict(cosine_scale=8.0, floor=1e-4, kind=case.kind, with_scores=True)
         run = jax.jit(lambda *vectors, **draws: match_walk(*vectors, **settings, **draws))
         return vectors, draws, jax.block_until_ready(run(*vectors, **draws))
 
-    @pytest.mark.parametrize("case", by_name(WALK_CASES))
-    def test_equals_loops_and_races_with_nothing(self, rng, implementation, case):
-        vectors, draws, walked = self.run(case, implementation, rng)
-        assert implementation == "reference" or not races_found()
+    @pytest.mark.parametrize("case, implementation, interpret", every_run(WALK_CASES))
+    def test_equals_loops_and_races_with_nothing(self, rng, case, implementation, interpret):
+        vectors, draws, walked = self.run(rng, case, implementation=implementation, interpret=interpret)
+        assert interpret is None or not races_found()
         wide = [np.asarray(x.astype(jnp.float32), np.float64) for x in vectors]
         anchor, out, in_ = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-4) for x in wide)
         start = 8 * np.einsum("be,bke->bk", anchor, in_[:, 0])
@@ -102,7 +102,7 @@ def test_a_stage_of_shared_memory_is_filled_again_only_when_it_was_read(rng, mon
     """Four pieces through two stages: at full width there are sixteen through five."""
     case = WalkCase(name="two stages", kind="greedy", batch=1, slots=3, ranks=8, width=256)
     monkeypatch.setattr(kernel, "SHARED", 2 * 4 * kernel.SQUARE * kernel.COLUMNS)
-    TestMatchWalk().test_equals_loops_and_races_with_nothing(rng, "mosaic_gpu", case)
+    TestMatchWalk().test_equals_loops_and_races_with_nothing(rng, case, "mosaic_gpu", INTERPRETED)
 
 
 def best_sum(start, pair) -> float:
