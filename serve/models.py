@@ -25,6 +25,7 @@ from lilicorr_jax.conversion.export import load_any
 from lilicorr_jax.decoding import propose
 from lilicorr_jax.decoding.pair import Pair, drafter_calls, target_calls, unembed_with
 from lilicorr_jax.decoding.propose import Proposer
+from lilicorr_jax.models.dflash import join_context
 from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
@@ -128,6 +129,8 @@ def assemble(
         fold = jax.jit(lambda tree, weights: fold_for_serving(corrector, tree, every_id({"params": weights})))
         params = {**params, name: fold(params[name], params["target"])}  # closed over, they would be folded
     params = params | {name: for_decoding(params[name]) for name in ("target", "drafter") if name in params}
+    if drafter is not None:
+        params["drafter"] = join_context(params["drafter"])
     return Models(target=target, drafter=drafter, corrector=corrector, params=params, method=method, proposal=proposal)
 
 

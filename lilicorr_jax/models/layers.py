@@ -176,9 +176,11 @@ class Attention(nn.Module):
     def keys_values(
         self, x: Float[Array, "*batch Q D"], table: Rotary
     ) -> tuple[Float[Array, "*batch G Q H"], Float[Array, "*batch G Q H"]]:
-        heads = self._heads(self.k_proj(x))
-        keys = rotate(self.k_norm(heads) if self.config.qk_norm else heads, table)
-        return keys, self._heads(self.v_proj(x))
+        return self.keys(self._heads(self.k_proj(x)), table), self._heads(self.v_proj(x))
+
+    def keys(self, heads: Float[Array, "*batch G Q H"], table: Rotary) -> Float[Array, "*batch G Q H"]:
+        """Projected keys, normed and rotated."""
+        return rotate(self.k_norm(heads) if self.config.qk_norm else heads, table)
 
     def output(self, mixed: Float[Array, "*batch N Q H"]) -> Float[Array, "*batch Q D"]:
         merged = jnp.moveaxis(mixed, -3, -2)

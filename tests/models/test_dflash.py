@@ -15,8 +15,9 @@ from lilicorr_jax import presets, sharding
 from lilicorr_jax.cache import append, init_cache
 from lilicorr_jax.config import default_target_layer_ids
 from lilicorr_jax.conversion.checkpoint import load_drafter, load_target
-from lilicorr_jax.models.dflash import Drafter, drafter_shapes
+from lilicorr_jax.models.dflash import Drafter, drafter_shapes, join_context
 from lilicorr_jax.models.layers import DecoderLayer
+from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
 from tests.conftest import GOLDEN
 from tests.tolerance import assert_close
@@ -164,6 +165,17 @@ def test_the_bucket_bounds_what_is_read_and_changes_no_state(tiny):
     params, features, blocks = tiny
     whole = served(params, features, blocks[:, 0], lengths(7, 4))
     assert_close(served(params, features, blocks[:, 0], lengths(7, 4), 8), whole)
+
+
+@pytest.mark.parametrize("attention_bias", [False, True])
+def test_joined_projections_give_every_layer_its_own_rows(rng, attention_bias):
+    ours = dataclasses.replace(TINY, attention_bias=attention_bias)
+    shapes = sharding.abstract_parameters(Drafter(ours), *drafter_shapes(ours), method="from_features")
+    params = jax.tree.map(lambda leaf: jnp.array(0.3 * rng.normal(size=leaf.shape), leaf.dtype), shapes)
+    features = jnp.array(rng.normal(size=(2, 3, ours.feature_width)), jnp.float32)
+    arguments = features, jnp.arange(3)[None] + jnp.array([[4], [0]]), init_cache(ours, 2, 8), lengths(4, 0)
+    apart = add_context(ours, params, *arguments)
+    assert_close(add_context(ours, join_context(for_decoding(params)), *arguments), apart)
 
 
 def test_an_explicit_head_width_shapes_projections_and_cache():
