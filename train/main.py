@@ -9,7 +9,7 @@ from train.preflight import dry_run
 
 EXAMPLES = """
 python -m train.main --flagfile=train/flagfiles/demo.flags
-python -m train.main --flagfile=train/flagfiles/demo.flags --method=dflash --output=runs/demo-dflash
+python -m train.main --flagfile=train/flagfiles/demo.flags --method=domino --output=runs/demo-domino
 python -m train.main --flagfile=train/flagfiles/qwen3_8b.flags --target=/models/Qwen3-8B --data=replies.npz
 python -m train.main --flagfile=train/flagfiles/qwen3_8b.flags --dry_run=true --gpu=h100 --topology=1x8
 """
