@@ -11,7 +11,7 @@ STOP = 3
 PROMPTS = {"a": (3, 9), "b": (17, 30), "c": (9, 1), "d": (14, 12), "e": (60, 20)}  # length, max_tokens
 
 
-def answers(prompts: dict[str, tuple[int, int]], *, eos_ids=(STOP,), num_rows=2, **options) -> dict[str, Ended]:
+def answers(prompts: dict[str, tuple[int, int]], *, eos_ids=(STOP,), num_rows=3, **options) -> dict[str, Ended]:
     decoder = Decoder(
         replace(TARGET, eos_ids=eos_ids), tiny_parameters()["target"], num_rows=num_rows, context_limit=80, **options
     )
@@ -46,8 +46,8 @@ def test_the_cases_end_in_every_way(ended):
 
 def test_a_drawn_answer_follows_from_its_seed_whatever_shares_the_batch():
     drawn = dict(eos_ids=(), sampling=Sampling(temperature=1.0, top_k=4), steps_at_once=8)
-    alone = answers({"d": PROMPTS["d"]}, num_rows=1, **drawn)["d"]
-    assert answers(PROMPTS, num_rows=3, **drawn)["d"] == alone
+    alone = answers({"d": PROMPTS["d"]}, **drawn)["d"]
+    assert answers({name: PROMPTS[name] for name in "acd"}, **drawn)["d"] == alone
     assert alone.token_ids != list(plain_text(prompt(14), 12))
 
 

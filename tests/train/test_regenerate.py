@@ -8,21 +8,25 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from demo import greedy
-from lilicorr_jax.conversion.checkpoint import load_target
+from lilicorr_jax.conversion.checkpoint import abstract_target, load_target, save_target
 from lilicorr_jax.conversion.tokenizer import load_tokenizer
 from lilicorr_jax.models.target import Target
+from lilicorr_jax.presets import tiny
 from tests.train.server import choice, fake_server, says, silence, status
+from tests.train.templates import write_tokenizer
+from tests.train.texts import random_parameters
 from train import chat, regenerate
 from train.conversations import strict
+from train.journal import Journal
 from train.sources import read_conversations
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "demo" / "target"
 USER = {"role": "user", "content": "A?"}
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 
@@ -209,6 +213,20 @@ def test_an_output_that_holds_something_else_is_left_alone(questions, run, tmp_p
     assert code == 2 and records == [{"turns": ["A?"]}] and "Line 1 of" in said
 
 
+def test_a_missing_folder_is_made_and_an_impossible_one_stops_before_the_first_question(fake, questions, run, tmp_path):
+    assert run(questions(single(1)), output=tmp_path / "new" / "folder" / "out.jsonl")[0] == 0
+    assert (tmp_path / "new" / "folder" / "out.jsonl").read_text().count("\n") == 1
+    (tmp_path / "file").write_text("")
+    code, _, said = run(questions(single(2)), output=tmp_path / "file" / "out.jsonl")
+    assert code == 2 and "file" in said and len(fake.asked) == 1
+
+
+def test_two_processes_do_not_write_to_one_output(questions, run, tmp_path):
+    with Journal(tmp_path / "out.jsonl", [], ()):
+        code, _, said = run(questions(single(1)))
+    assert code == 2 and "Another process writes to" in said
+
+
 def test_calls_that_the_data_answers_go_on_and_others_end_the_conversation(fake, questions, run):
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "old"} | ADD]}
     result = {"role": "tool", "content": "5", "tool_call_id": "old"}
@@ -249,53 +267,54 @@ def test_settings_that_make_no_sense_are_refused_by_value(questions, run, option
     assert code == 2 and message in said
 
 
-@pytest.fixture(scope="module")
-def target():
-    config, params = load_target(DEMO)
-    return Target(config), params
-
-
-MAX_TOKENS = 32
+MAX_TOKENS = 12
 CHATS = [
-    {"id": "one", "turns": ["Sort: pear, fig, apple"]},
-    {"id": "two", "turns": ["Turn into JSON: color: green, age: 22", "Sort: plum, fig"]},
+    {"id": "one", "turns": ["What is two?"]},
+    {"id": "two", "turns": ["What is it?", "Thank you!"]},
     {"id": "three", "messages": [{"role": "system", "content": "S"}, USER, {"role": "assistant", "content": "old"}]},
-    {"id": "four", "turns": ["Please write about the castle, where Ivy meets a squirrel."]},
+    {"id": "four", "turns": ["five?", "six?"]},
 ]
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory) -> Path:
-    """The demo's target answers in this process, in fewer rows than there are conversations."""
+def own_target(tmp_path_factory) -> Path:
+    """A random target of one layer with a tokenizer; one token in eight ends its answers: some end, some don't."""
+    folder = write_tokenizer(tmp_path_factory.mktemp("target"))
+    vocab_size = len(load_tokenizer(folder))
+    config = replace(tiny().target, vocab_size=vocab_size, num_layers=1, eos_ids=tuple(range(2, vocab_size, 8)))
+    save_target(folder, config, random_parameters(abstract_target(config), seed=1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, own_target) -> Path:
+    """It answers in this process, in fewer rows than there are conversations."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
-    options = [f"--max_tokens={MAX_TOKENS}", "--rows=3", "--context_limit=128"]
-    paths = [f"--conversations={folder / 'chats.jsonl'}", f"--output={folder / 'out.jsonl'}", f"--target={DEMO}"]
-    assert regenerate.main([*paths, *options]) == 0
+    paths = [f"--conversations={folder / 'chats.jsonl'}", f"--output={folder / 'out.jsonl'}", f"--target={own_target}"]
+    assert regenerate.main([*paths, f"--max_tokens={MAX_TOKENS}", "--rows=3", "--context_limit=128"]) == 0
     return folder / "out.jsonl"
 
 
-def test_own_answers_are_the_greedy_ids_of_the_plain_loop(own, target):
-    tokenizer = load_tokenizer(DEMO)
+def test_own_answers_are_the_greedy_ids_of_the_plain_loop(own, own_target):
+    tokenizer = load_tokenizer(own_target)
     records = {record["id"]: record for record in map(json.loads, own.read_text().splitlines())}
     assert set(records) == {chat["id"] for chat in CHATS}
-    turns = []
+    asked, answered = [], []
     for record in records.values():
         for number, message in enumerate(record["messages"]):
             if message["role"] == "assistant":
                 history = [{"role": m["role"], "content": m["content"]} for m in record["messages"][:number]]
-                asked = tokenizer.apply_chat_template(history, add_generation_prompt=True, return_dict=False)
-                turns.append((asked, message["token_ids"]))
-    assert len(turns) == 5 or records["two"]["end"] == "length"
-    expected = greedy.replies(*target, [asked for asked, _ in turns], max_new=MAX_TOKENS, batch=len(turns))
-    assert [ids for _, ids in turns] == expected
-    ended = {record["id"]: record["end"] == "whole" for record in records.values()}
-    assert ended["one"] and not ended["four"]  # both kinds of end occur
+                asked.append(tokenizer.apply_chat_template(history, add_generation_prompt=True, return_dict=False))
+                answered.append(message["token_ids"])
+    config, params = load_target(own_target)
+    assert answered == greedy.replies(Target(config), params, asked, max_new=MAX_TOKENS, batch=len(asked))
+    assert {record["end"] for record in records.values()} == {"whole", "length"} and len(asked) > 4
 
 
-def test_own_answers_are_learned_token_by_token(own):
+def test_own_answers_are_learned_token_by_token(own, own_target):
     """What regeneration writes, the next step reads: exactly the target's tokens are trained."""
-    tokenizer = load_tokenizer(DEMO)
+    tokenizer = load_tokenizer(own_target)
     for conversation in read_conversations([str(own)], report=strict):
         rows = chat.render(tokenizer, conversation, thinking=False)
         trained = [token for row in rows for token in row.token_ids[row.loss_mask].tolist()]
@@ -303,9 +322,13 @@ def test_own_answers_are_learned_token_by_token(own):
         assert trained == [token for ids in wrote for token in ids]
 
 
-def test_a_prompt_that_fills_the_context_is_a_failed_row(tmp_path, capsys):
+def test_a_prompt_that_fills_the_context_is_a_failed_row(own_target, tmp_path, capsys):
     (tmp_path / "chats.jsonl").write_text(json.dumps({"id": "long", "turns": ["a b c d " * 60]}) + "\n")
-    paths = [f"--conversations={tmp_path / 'chats.jsonl'}", f"--output={tmp_path / 'out.jsonl'}", f"--target={DEMO}"]
+    paths = [
+        f"--conversations={tmp_path / 'chats.jsonl'}",
+        f"--output={tmp_path / 'out.jsonl'}",
+        f"--target={own_target}",
+    ]
     assert regenerate.main([*paths, "--context_limit=64", "--rows=1"]) == 0
     said = capsys.readouterr().err
     assert "conversation long: a prompt of" in said and "context of 64" in said and "1 failed" in said
