@@ -106,7 +106,7 @@ def write(config: StudyConfig, workload: Workload) -> None:
         "run": {
             "command": shlex.join(["python", "-m", PROGRAM]),
             "steps": config.steps,
-            "prompts": len(workload.texts),
+            "prompts": len(workload.greedy),
             "seeds": config.seed,
             "revision": provenance.revision(),
             "versions": provenance.versions(),

@@ -1,8 +1,9 @@
-"""Acceptance at temperature 0 without decoding: drafts at every place of a greedy reply, then the chain of blocks.
+"""Acceptance without decoding: drafts at every place of a reply, then the chain of blocks.
 
-Decoding is lossless, so the text that any drafter's blocks commit is the target's greedy reply, known beforehand. Given
-what is drafted behind each of its tokens, which blocks would have been drafted, and how long they are, follows by
-walking: a block at an anchor is cut where its draft leaves the reply, and the next anchor stands there. NumPy alone.
+Decoding is lossless, so the text that a drafter's blocks commit is known beforehand: the target's greedy reply or, at a
+temperature, the reply that plain decoding draws with the same seed, if the drafts are deterministic. Given what is
+drafted behind each of its tokens, which blocks would have been drafted, and how long they are, follows by walking: a
+block at an anchor is cut where its draft leaves the reply, and the next anchor stands there. NumPy alone.
 
 A text's places are counted from its first reply token, the prefill's: place a is an anchor, slot s = 1..S of its block
 speaks for place a + s, and the last place ends the reply.
@@ -13,17 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serve.attribution import Cause
 from serve.report import Request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A held-out prompt with the target's greedy reply, its end of turn included."""
+    """A held-out prompt with the target's reply, its end of turn included."""
 
     id: str
     category: str
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
+    temperature: float = 0.0
+    seed: int = 0
 
     @property
     def num_anchors(self) -> int:
@@ -60,12 +64,19 @@ def walk_chain(is_right: np.ndarray) -> list[tuple[int, int]]:
     return blocks
 
 
-def chain_request(arm: str, text: Text, draft_ids: np.ndarray, candidate_ids: np.ndarray | None = None) -> Request:
+def chain_request(
+    arm: str,
+    text: Text,
+    draft_ids: np.ndarray,
+    candidate_ids: np.ndarray | None = None,
+    best_ids: np.ndarray | None = None,
+) -> Request:
     """The reply as decoding with these drafts would have served it, without times.
 
     Args:
         draft_ids: of every anchor, [A, S].
-        candidate_ids: the pool of every slot, [A, S, K]; with it, why each block ended is noted.
+        candidate_ids: the pool of every slot, [A, S, K]; with it, why each block died is noted.
+        best_ids: the target's likeliest token behind every anchor, [A]; None where that is the reply itself.
     """
     num_slots = draft_ids.shape[1]
     gold, exists = gold_tokens(text, num_slots)
@@ -74,19 +85,17 @@ def chain_request(arm: str, text: Text, draft_ids: np.ndarray, candidate_ids: np
     accepted = [min(int(leading_run(is_right[anchor]).sum()), emitted) for anchor, emitted in blocks]
     causes = None
     if candidate_ids is not None:
-        is_covered = (candidate_ids == gold[..., None]).any(axis=-1)
+        best = np.array(text.reply_ids[1:]) if best_ids is None else best_ids
         causes = tuple(
-            None
-            if length == num_slots or length == emitted
-            else "ranking"
-            if is_covered[anchor, length]
-            else "coverage"
+            _cause(anchor + length, gold[anchor, length], candidate_ids[anchor, length], best)
+            if length < min(num_slots, emitted)
+            else None
             for (anchor, emitted), length in zip(blocks, accepted, strict=True)
         )
     return Request(
         arm=arm,
-        temperature=0.0,
-        seed=0,
+        temperature=text.temperature,
+        seed=text.seed,
         id=text.id,
         category=text.category,
         prompt_tokens=len(text.prompt_ids),
@@ -100,6 +109,13 @@ def chain_request(arm: str, text: Text, draft_ids: np.ndarray, candidate_ids: np
         first_s=0.0,
         last_s=0.0,
     )
+
+
+def _cause(place: int, gold_id: int, pool: np.ndarray, best_ids: np.ndarray) -> Cause:
+    """Why a block died whose last accepted token stands at `place`, in the order of `serve.attribution`."""
+    if gold_id != best_ids[place]:
+        return "sampling"
+    return "ranking" if gold_id in pool else "coverage"
 
 
 def slot_curves(texts: Sequence[Text], drafts: Sequence[np.ndarray], pools: Sequence[np.ndarray]) -> dict:

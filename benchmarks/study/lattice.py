@@ -7,6 +7,7 @@ K likeliest tokens, and other walks through LiLiCorr's lattice than those that a
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,22 +27,25 @@ from lilicorr_jax.models.fold import folded_vectors
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.shapes import Array, Float, Int
 from pallas_kernels.match_walk import Scores, exact_walk, match_scores
-from serve.engine import Models
+from serve.engine import Engine, EngineConfig, Models, Request, load_models
 from serve.workload import choose, load_tokenizer, read_prompts, templated
 
 NUM_CANDIDATES = 8
 TEXTS_AT_ONCE = 8
 LONGEST_REPLY = 160
+ROWS = 32  # replies drawn side by side
 
 
 class Drafted(NamedTuple):
     """One text's drafts at each of its anchors; NumPy.
 
     Attributes:
+        best_ids: the target's likeliest token behind every anchor, [A].
         pool_ids, logprobs: the drafter's own K likeliest tokens of every slot, [A, S, K].
         drafts: of every way of drafting, [A, S].
     """
 
+    best_ids: np.ndarray
     pool_ids: np.ndarray
     logprobs: np.ndarray
     drafts: Mapping[str, np.ndarray]
@@ -60,6 +64,23 @@ def greedy_texts(target_folder: str | Path, prompts: str | Path, count: int | No
         Text(id=prompt.id, category=prompt.category, prompt_ids=tuple(prompt_ids), reply_ids=tuple(answer))
         for prompt, prompt_ids, answer in zip(chosen, ids, answers, strict=True)
     ]
+
+
+def sampled_texts(target_folder: str | Path, greedy: Sequence[Text], seeds: Sequence[int]) -> list[Text]:
+    """The same prompts with the replies that plain decoding draws at temperature 1, for each seed."""
+    engine = Engine(load_models(target_folder), EngineConfig(rows=ROWS, smallest_bucket=256))
+    texts = [replace(text, temperature=1.0, seed=seed) for seed in seeds for text in greedy]
+    asked = [
+        Request(
+            id=f"{text.id}/{text.seed}",
+            prompt_ids=text.prompt_ids,
+            max_tokens=LONGEST_REPLY,
+            temperature=text.temperature,
+            seed=text.seed,
+        )
+        for text in texts
+    ]
+    return [replace(text, reply_ids=reply.token_ids) for text, reply in zip(texts, engine.run(asked), strict=True)]
 
 
 def draft_everywhere(models: Models, ways: Mapping[str, Models], texts: Sequence[Text]) -> Iterator[Drafted]:
@@ -89,23 +110,24 @@ def _draft(
 ):
     """Blocks at all anchors of a few texts, as `Drafted` of arrays with a leading axis of texts."""
     config = models.drafter
-    judged = Target(models.target).apply({"params": params["target"]}, token_ids, capture=config.target_layer_ids)
+    target = Target(models.target).bind({"params": params["target"]})
+    judged = target(token_ids, capture=config.target_layer_ids)
+    best_ids = jnp.argmax(target.unembed(judged.hidden), axis=-1).astype(jnp.int32)  # [B, T]
     drafter = Drafter(config).bind({"params": params["drafter"]})
     context = drafter.fuse(judged.features)
     anchor_ids = jnp.take_along_axis(token_ids, anchors, axis=1)  # [B, A]
     masks = jnp.full((*anchors.shape, config.input_rows - 1), config.mask_id, jnp.int32)
     block_ids = jnp.concatenate([anchor_ids[..., None], masks], axis=-1)  # [B, A, Q]
-    blocks = Target(models.target).apply({"params": params["target"]}, block_ids, method="embed")
-    rows = drafter(context, blocks, anchors)
+    rows = drafter(context, target.embed(block_ids), anchors)
     rows = rows.reshape(-1, *rows.shape[2:])  # [B*A, Q, D]
     before = jnp.take_along_axis(context, anchors[..., None] - 1, axis=1).reshape(rows.shape[0], -1)
     states = slot_states(config, rows)
-    logits = Target(models.target).apply({"params": params["target"]}, states, method="unembed")
-    pool = candidate_pool(logits, NUM_CANDIDATES, "reference")
+    pool = candidate_pool(target.unembed(states), NUM_CANDIDATES, "reference")
     drafts = {name: _propose(way, params, rows, anchor_ids.reshape(-1), before) for name, way in ways.items()}
     if isinstance(models.corrector, RerankerConfig):
         drafts["exact, rows normalised"] = _normalised_exact(models, params, states, pool, before)
-    whole = Drafted(pool.ids, pool.logprobs, drafts)
+    best_ids = jnp.take_along_axis(best_ids, anchors, axis=1).reshape(-1)
+    whole = Drafted(best_ids, pool.ids, pool.logprobs, drafts)
     return jax.tree.map(lambda array: array.reshape(*anchors.shape, *array.shape[1:]), whole)
 
 

@@ -1,7 +1,7 @@
-"""Measuring one kept arm: temperature 0 from the chain of blocks, temperature 1 by decoding, and the two held together.
+"""Measuring one kept arm: from the chain of blocks where drafts are deterministic, by decoding where they are drawn.
 
 Adds two files to the kept arm: blocks.jsonl (see `blocks`) and, last, measured.json: curves over slots, and how many
-replies the engine decoded at temperature 0 with the very blocks that the chain predicts.
+replies the engine decoded with the very blocks that the chain predicts.
 """
 
 import json
@@ -20,7 +20,7 @@ from benchmarks.study import blocks
 from benchmarks.study.arms import BASE, Arm
 from benchmarks.study.bigram import bigram_walk, pair_gains
 from benchmarks.study.chain import Text, chain_request, slot_curves
-from benchmarks.study.lattice import Drafted, draft_everywhere, greedy_texts
+from benchmarks.study.lattice import Drafted, draft_everywhere, greedy_texts, sampled_texts
 from benchmarks.study.train import EXPORT
 from lilicorr_jax.conversion.checkpoint import load_target
 from serve import arms, provenance, results
@@ -38,27 +38,32 @@ class Workload:
     """What every arm is measured on.
 
     Attributes:
-        texts: held-out prompts with the target's greedy replies.
+        greedy: held-out prompts with the target's greedy replies.
+        drawn: the same with replies drawn at temperature 1, for each seed of sampling.
         gains: `bigram.pair_gains` of the training replies.
-        seeds: of sampling.
     """
 
     target: str
     prompts: str
-    texts: tuple[Text, ...]
+    greedy: tuple[Text, ...]
+    drawn: tuple[Text, ...]
     gains: np.ndarray
-    seeds: tuple[int, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(text.seed for text in self.drawn))
 
 
 def read_workload(target: str, prompts: str, data: str, seeds: Sequence[int], count: int | None) -> Workload:
-    """Held-out texts, and pair counts of the training replies."""
+    """Held-out texts as plain decoding writes them, and pair counts of the training replies."""
     vocab_size = load_target(target)[0].vocab_size
+    greedy = greedy_texts(target, prompts, count)
     return Workload(
         target=target,
         prompts=prompts,
-        texts=tuple(greedy_texts(target, prompts, count)),
+        greedy=tuple(greedy),
+        drawn=tuple(sampled_texts(target, greedy, seeds)),
         gains=pair_gains(read_token_file(data, vocab_size), vocab_size),
-        seeds=tuple(seeds),
     )
 
 
@@ -69,31 +74,31 @@ def measure_arm(arm: Arm, workload: Workload, work: Path, keep: Path) -> dict:
         return json.loads((kept / MEASURED_FILE).read_text())
     export = kept / EXPORT
     predicted, curves = measure_chain(arm, workload, export)
-    decoded = decode(arm, workload, export, work / arm.name / "bench")
-    record = {
-        "curves": curves,
-        "engine": compare(predicted, decoded),
-        "revision": provenance.revision(),
-    }
-    at_one = [request for request in decoded if request.temperature > 0 and request.arm != "ar"]
-    blocks.write(kept / BLOCKS_FILE, [blocks.short(request) for request in [*predicted, *at_one]])
+    kinds, _ = decoded(arm)
+    engine = decode(arm, workload, export, work / arm.name / "bench") if kinds else []
+    record = {"curves": curves, "engine": compare(predicted, engine), "revision": provenance.revision()}
+    drawn = [request for request in engine if request.arm == "sampled" and request.temperature > 0]
+    blocks.write(kept / BLOCKS_FILE, [blocks.short(request) for request in [*predicted, *drawn]])
     (kept / MEASURED_FILE).write_text(json.dumps(record) + "\n")
     return record
 
 
 def measure_chain(arm: Arm, workload: Workload, export: Path) -> tuple[list[Request], dict]:
-    """Every way of drafting at temperature 0: the replies as served, and the curves over slots by way."""
+    """Every deterministic way of drafting: replies as served, at both temperatures; and curves of greedy replies."""
     models = load_models(workload.target, export)
     ways = {kind: arms.ways(models)[kind] for kind in arm.variant.kinds}
-    found = list(draft_everywhere(models, ways, workload.texts))
+    texts = [*workload.greedy, *workload.drawn]
+    found = list(draft_everywhere(models, ways, texts))
     if arm.variant.name == BASE:
-        found = list(map(partial(with_bigrams, gains=workload.gains), workload.texts, found))
-    pools = [drafted.pool_ids for drafted in found]
-    requests, curves = [], {}
+        found = list(map(partial(with_bigrams, gains=workload.gains), texts, found))
+    requests, curves, count = [], {}, len(workload.greedy)
     for way in found[0].drafts:
-        drafts = [drafted.drafts[way] for drafted in found]
-        requests += map(chain_request, [way] * len(drafts), workload.texts, drafts, pools)
-        curves[way] = slot_curves(workload.texts, drafts, pools)
+        requests += [
+            chain_request(way, text, drafted.drafts[way], drafted.pool_ids, drafted.best_ids)
+            for text, drafted in zip(texts, found, strict=True)
+        ]
+        greedy = [drafted.drafts[way] for drafted in found[:count]]
+        curves[way] = slot_curves(workload.greedy, greedy, [drafted.pool_ids for drafted in found[:count]])
     return requests, curves
 
 
@@ -127,31 +132,47 @@ def environment(work: Path) -> dict[str, str]:
     return os.environ | {"JAX_PLATFORMS": "cpu"} | cache
 
 
+def decoded(arm: Arm) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The ways of drafting that the engine decodes, and at which temperatures.
+
+    What is drawn can't be predicted; of a confirmed variant the first seed is decoded in every way, to be compared.
+    """
+    variant = arm.variant
+    if variant.confirmed and arm.seed == variant.seeds[0]:
+        return (*variant.kinds, *variant.drawn), (0, 1)
+    return variant.drawn, (1,)
+
+
 def bench_flags(arm: Arm, workload: Workload, export: Path, output: Path) -> list[str]:
+    kinds, temperatures = decoded(arm)
     return [
         f"--target={workload.target}",
         f"--drafter={export}",
-        f"--arms={','.join(('ar', *arm.variant.decoded))}",
+        f"--arms={','.join(('ar', *kinds))}",
         f"--prompts={workload.prompts}",
-        f"--num_prompts={len(workload.texts)}",
+        f"--num_prompts={len(workload.greedy)}",
         "--max_new_tokens=160",
-        f"--temperature={'0,1' if arm.variant.confirmed and arm.seed == 0 else '1'}",
+        f"--temperature={','.join(map(str, temperatures))}",
         f"--seed={','.join(map(str, workload.seeds))}",
         f"--concurrency={CONCURRENCY}",
-        f"--chunk_prompts={len(workload.texts)}",
+        f"--chunk_prompts={len(workload.greedy)}",
         "--trace=true",
         f"--output_dir={output}",
     ]
 
 
-def compare(predicted: Sequence[Request], decoded: Sequence[Request]) -> dict[str, dict[str, int]]:
-    """By way of drafting: replies that the engine decoded at temperature 0, and how many have the chain's blocks."""
-    chain = {(request.arm, request.id): request.emitted for request in predicted}
-    engine = {(r.arm, r.id): r.emitted for r in decoded if r.temperature == 0 and (r.arm, r.id) in chain}
+def compare(predicted: Sequence[Request], engine: Sequence[Request]) -> dict[str, dict[str, int]]:
+    """By way of drafting: replies that the engine decoded, and how many have the chain's blocks."""
+
+    def key(request: Request) -> tuple:
+        return request.arm, request.temperature, request.seed if request.temperature else 0, request.id
+
+    chain = {key(request): request.emitted for request in predicted}
+    found = [request for request in engine if key(request) in chain]
     return {
         way: {
-            "replies": sum(key[0] == way for key in engine),
-            "same_blocks": sum(key[0] == way and emitted == chain[key] for key, emitted in engine.items()),
+            "replies": sum(request.arm == way for request in found),
+            "same_blocks": sum(request.arm == way and request.emitted == chain[key(request)] for request in found),
         }
-        for way in dict.fromkeys(key[0] for key in engine)
+        for way in dict.fromkeys(request.arm for request in found)
     }

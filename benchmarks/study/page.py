@@ -61,6 +61,7 @@ def page(results: Mapping) -> str:
         ordering(find, 1.0),
         tau_table(find, SHOWN, 1.0, categories),
         sampling_line(find),
+        gain_table(find, SHOWN, 1.0, categories),
         "## At equal CPU time",
         *equal_time(results, find),
         "![progress over CPU time](training.png)",
@@ -203,9 +204,8 @@ def deaths(results: Mapping) -> list[str]:
     return [
         "![where blocks die](deaths.png)",
         "Asked in this order of each block's first rejected draft: did the target draw a token that was not its "
-        "likeliest (sampling)? Was the token outside the candidates (coverage)? Else it was there and not chosen "
-        "(ranking). At T = 0 the pool is the drafter's 8 likeliest tokens for every method; at T = 1 a method without "
-        "a pool chooses among the whole vocabulary, so coverage can't fail.",
+        "likeliest (sampling)? Was the token outside the drafter's 8 likeliest (coverage)? Else it was there and not "
+        "chosen (ranking), also by a method that chooses among the whole vocabulary.",
         death_table({label: groups[ALL] for label, groups in found.items()}),
         death_table(by_category),
     ]
@@ -234,10 +234,12 @@ def provenance(results: Mapping) -> list[str]:
     return [
         f"`{run['command']}`, {run['finished']}, {run['device']['kind']}, {run['device']['cpus']} CPUs shared with "
         f"other work, jax {run['versions']['jax']}, float32, commit {run['revision'][:9]}.",
-        "At T = 0 blocks follow from drafts at every place of the target's greedy replies, since decoding is lossless; "
-        f"the engine decoded {engine['replies']} replies as well, {engine['same_blocks']} of them in the very same "
-        "blocks. At T = 1 the engine decoded everything. Each arm's folder under arms/ has its weights (float16), its "
-        "training metrics and every block of every reply; results.json has all numbers of this page, and more.",
+        "Decoding is lossless, so the text is known beforehand: plain decoding's, greedy or drawn with a sampling "
+        "seed. Blocks of deterministic drafts follow from drafts at every place of it; drafts that are drawn were "
+        f"decoded. To check, the engine decoded {engine['replies']} replies with deterministic drafts too, "
+        f"{engine['same_blocks']} of them in the very same blocks. Each arm's folder under arms/ has its weights "
+        "(float16), its training metrics and every block of every reply; results.json has all numbers of this page, "
+        "and more.",
         markdown(["arm", "flags behind --flagfile=train/flagfiles/demo.flags", "trained until", "commit"], rows),
     ]
 

@@ -10,12 +10,12 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
 CAUSE_STYLE = {
-    "ranking": ("#dd8452", "ranking: the right token was among the 8 candidates, another was chosen"),
-    "coverage": ("#4c72b0", "coverage: the right token was not among the candidates"),
+    "ranking": ("#dd8452", "ranking: the right token was among the drafter's 8 likeliest, another was chosen"),
+    "coverage": ("#4c72b0", "coverage: the right token was not among the drafter's 8 likeliest"),
     "sampling": ("#b0b0b0", "sampling: the target drew a token that was not its likeliest"),
 }
 SHARE_STYLE = {
-    "coverage": ("#4c72b0", "-", "right token among the 8 candidates"),
+    "coverage": ("#4c72b0", "-", "right token among the drafter's 8 likeliest"),
     "oracle": ("#4c72b0", "--", "it, and at every slot before (oracle prefix)"),
     "top1": ("#7f7f7f", "-", "drafter's own likeliest token is right"),
     "selected": ("#dd8452", "-", "drafted token is right"),

@@ -68,6 +68,19 @@ def test_a_block_s_cause_is_whether_the_pool_had_the_token_where_it_died():
     assert request.causes == ("ranking", "coverage", None)
 
 
+def test_a_token_that_the_target_would_not_have_preferred_is_sampling_s_doing():
+    text = chain.Text(id="t", category="code", prompt_ids=(1,), reply_ids=(0, 1, 2, 3), temperature=1.0, seed=7)
+    drafts = np.array([[1, 9, 9, 9], [9] * 4, [9] * 4])  # accepts one, then gold is 2; then gold is 3
+    pools = np.full((3, S, K), 3)
+    found = [
+        chain.chain_request("x", text, drafts, pools, np.array(best)) for best in ([1, 2, 3], [1, 5, 3], [5, 5, 5])
+    ]
+    assert [request.causes for request in found] == [
+        ("coverage", "ranking"), ("sampling", "ranking"), ("sampling", "sampling")
+    ]  # fmt: skip
+    assert {(request.temperature, request.seed) for request in found} == {(1.0, 7)}
+
+
 def test_curves_are_shares_over_anchors_with_the_end_of_turn_apart():
     texts = [a_text(7), a_text(12)]
     drafts = [random_drafts(text) for text in texts]
