@@ -60,10 +60,10 @@ VARIANTS = (
         flags=("--method=lilicorr", "--objective.rerank_weight=0.25"),
     ),
     Variant(
-        name="domino", label="Domino", flags=("--method=domino",), kinds=GREEDY, confirmed=True
+        name="domino", label="Domino", flags=("--method=domino",), seeds=(0, 1, 2), kinds=GREEDY, confirmed=True,
     ),
     Variant(
-        name="dspark", label="DSpark", flags=("--method=dspark",), kinds=GREEDY, drawn=DRAWN,
+        name="dspark", label="DSpark", flags=("--method=dspark",), seeds=(0, 1, 2), kinds=GREEDY, drawn=DRAWN,
         confirmed=True,
     ),
     Variant(
