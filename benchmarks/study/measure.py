@@ -133,14 +133,14 @@ def environment(work: Path) -> dict[str, str]:
 
 
 def decoded(arm: Arm) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The ways of drafting that the engine decodes, and at which temperatures.
+    """The ways of drafting that the engine decodes, and at which temperatures; of a variant's first seed alone.
 
-    What is drawn can't be predicted; of a confirmed variant the first seed is decoded in every way, to be compared.
+    What is drawn can't be predicted; a confirmed variant is decoded in every way, to be compared.
     """
     variant = arm.variant
-    if variant.confirmed and arm.seed == variant.seeds[0]:
-        return (*variant.kinds, *variant.drawn), (0, 1)
-    return variant.drawn, (1,)
+    if arm.seed != variant.seeds[0]:
+        return (), ()
+    return ((*variant.kinds, *variant.drawn), (0, 1)) if variant.confirmed else (variant.drawn, (1,))
 
 
 def bench_flags(arm: Arm, workload: Workload, export: Path, output: Path) -> list[str]:

@@ -117,13 +117,13 @@ def rows(measured: Mapping[str, Mapping[int, Sequence[Reply]]], base: tuple[str,
     """A row for every variant, way, temperature and category; `base` is the (variant, way) that gains are over.
 
     Args:
-        measured: by variant, by training seed.
+        measured: by variant, by training seed; not every seed needs to have every way.
     """
     found: dict[tuple[str, str, float, str], Counts] = {}
     for variant, by_seed in measured.items():
-        first = next(iter(by_seed.values()))
-        for way, temperature in dict.fromkeys((reply.way, reply.temperature) for reply in first):
-            for category in (ALL, *sorted({reply.category for reply in first})):
+        everything = [reply for replies in by_seed.values() for reply in replies]
+        for way, temperature in dict.fromkeys((reply.way, reply.temperature) for reply in everything):
+            for category in (ALL, *sorted({reply.category for reply in everything})):
                 asked = {
                     seed: [
                         reply
@@ -132,7 +132,7 @@ def rows(measured: Mapping[str, Mapping[int, Sequence[Reply]]], base: tuple[str,
                     ]
                     for seed, replies in by_seed.items()
                 }
-                found[variant, way, temperature, category] = Counts(asked)
+                found[variant, way, temperature, category] = Counts({seed: r for seed, r in asked.items() if r})
     return [
         Row(
             variant=variant,

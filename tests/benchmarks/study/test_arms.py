@@ -53,7 +53,7 @@ def test_margin_and_lattice_weight_are_the_paper_s():
 
 
 def test_variants_and_arms_are_chosen_by_name():
-    assert [arm.name for arm in arms.choose(["domino", "lilicorr-s2", "dflash"])] == [
+    assert [arm.name for arm in arms.choose(["domino-s0", "lilicorr-s2", "dflash"])] == [
         *("domino-s0", "lilicorr-s2", "dflash-s0", "dflash-s1", "dflash-s2")
     ]
     assert arms.choose([]) == arms.arms()

@@ -51,6 +51,14 @@ def test_runs_without_a_common_seed_can_not_be_compared():
         summary.rows({"dflash": BASE, "lilicorr": {5: OURS[0]}}, ("dflash", "argmax"))
 
 
+def test_a_way_may_be_measured_for_some_seeds_alone():
+    more = {0: [*BASE[0], reply("4", way="sampled"), reply("4", "b", way="sampled")], 1: BASE[1]}
+    found = {
+        row.way: row.seeds for row in summary.rows({"dflash": more}, ("dflash", "argmax")) if row.category == "all"
+    }
+    assert found == {"argmax": (0, 1), "sampled": (0,)}
+
+
 def test_sampling_seeds_are_pooled_in_tau_and_have_a_spread_of_their_own():
     drawn = [reply("22", temperature=1.0, seed=42), reply("4", temperature=1.0, seed=43)]
     (row, _) = summary.rows({"dflash": {0: drawn}}, ("dflash", "argmax"))
