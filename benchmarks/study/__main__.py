@@ -1,8 +1,8 @@
 """`python -m benchmarks.study`: trains every arm, measures it, and writes docs/study; start it again where it stopped.
 
 One arm after the other is trained (`train`) and measured (`measure`), and kept in the output folder as soon as it is
-done; then a few steps of every method are timed side by side, and everything is gathered into results.json and a page.
-The work folder may be deleted afterwards.
+done. A few steps of every method are timed, one method after the other; from that follow the steps of the arm at equal
+CPU time. Then everything is gathered into results.json and a page. The work folder may be deleted afterwards.
 """
 
 import datetime
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Literal, get_args
 
 from benchmarks.study.arms import STEPS, Arm, choose, num_steps
@@ -56,22 +55,15 @@ class StudyConfig:
         return Path(self.output) / ARMS_FOLDER
 
 
-def step_times(keep: Path) -> dict[str, float]:
-    """CPU seconds of a step by variant, over its kept arms."""
-    records = [json.loads(path.read_text()) for path in sorted(keep.glob(f"*/{ARM_FILE}"))]
-    return {
-        name: mean(record["step_cpu_s"] for record in records if record["variant"] == name)
-        for name in {record["variant"] for record in records}
-    }
-
-
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def train_all(chosen: Sequence[Arm], config: StudyConfig) -> None:
     for arm in chosen:
-        steps = num_steps(arm, config.steps, step_times(config.keep))
+        if arm.variant.equal_time:
+            time_all(config)
+        steps = num_steps(arm, config.steps, read_costs(config))
         record = train_arm(arm, steps, Path(config.work), config.keep)
         say(f"{arm.name}: {record['steps']} steps, {record['step_cpu_s']:.3f} CPU s a step")
 
@@ -95,6 +87,7 @@ def time_all(config: StudyConfig) -> None:
     if not path.exists():
         chosen = choose(TIMED_METHODS)
         seconds = {arm.variant.name: time_steps(arm, TIMED_STEPS, Path(config.work)) for arm in chosen}
+        path.parent.mkdir(parents=True, exist_ok=True)
         record = {"step_cpu_s": seconds, "steps": TIMED_STEPS, "revision": provenance.revision()}
         path.write_text(json.dumps(record, indent=2) + "\n")
 

@@ -116,7 +116,7 @@ def num_steps(arm: Arm, steps: int, step_cpu_s: Mapping[str, float]) -> int:
 
     Args:
         steps: what every variant makes.
-        step_cpu_s: CPU seconds of a step by variant, of those that have been trained.
+        step_cpu_s: CPU seconds of a step by variant, timed side by side.
 
     Raises:
         ValueError: the arm's steps follow from times that are not known yet.
@@ -124,7 +124,7 @@ def num_steps(arm: Arm, steps: int, step_cpu_s: Mapping[str, float]) -> int:
     if not arm.variant.equal_time:
         return steps
     if missing := [name for name in (REFERENCE, BASE) if name not in step_cpu_s]:
-        raise ValueError(f"The steps of {arm.name} follow from the CPU time of {missing[0]}, which is not trained yet.")
+        raise ValueError(f"The steps of {arm.name} follow from the CPU time of {missing[0]}, which is not timed yet.")
     return round(steps * step_cpu_s[REFERENCE] / step_cpu_s[BASE])
 
 

@@ -132,7 +132,8 @@ def rows(measured: Mapping[str, Mapping[int, Sequence[Reply]]], base: tuple[str,
                     ]
                     for seed, replies in by_seed.items()
                 }
-                found[variant, way, temperature, category] = Counts({seed: r for seed, r in asked.items() if r})
+                if any(asked.values()):
+                    found[variant, way, temperature, category] = Counts({seed: r for seed, r in asked.items() if r})
     return [
         Row(
             variant=variant,
