@@ -99,7 +99,7 @@ class Objective:
             return corrected_by_domino(self, params["domino"], target_params, blocks)
         if isinstance(self.corrector, DSparkConfig):
             return corrected_by_dspark(self, params["dspark"], target_params, blocks)
-        return drafted_and_reranked(self, params.get("reranker"), target_params, blocks)
+        return drafted_and_reranked(self, params, target_params, blocks)
 
     def mixture(self, step: Int[Array, ""] | int) -> Mixture:
         """What the block terms weigh in a step's loss; only Domino's weights depend on the step."""
@@ -233,16 +233,16 @@ class Blocks(NamedTuple):
     states: Float[Array, "B A S D"]
 
 
-def drafted_and_reranked(objective: Objective, params: Params | None, target_params: Params, blocks: Blocks) -> Terms:
-    """DFlash's terms and, given parameters of a reranker, LiLiCorr's on top of them (Eq. 7)."""
+def drafted_and_reranked(objective: Objective, params: Params, target_params: Params, blocks: Blocks) -> Terms:
+    """DFlash's terms and, with a reranker, LiLiCorr's on top of them (Eq. 7)."""
     labels, head = blocks.labels, unembedding(target_params, objective.target)
     pool = draw_pool(objective, blocks.states, head, labels)
     gold = gold_ranks(pool.ids, labels.gold_ids)
     terms = drafter_terms(pool.gold_logprobs, gold, labels.is_supervised, objective.weights)
-    if not isinstance(objective.corrector, RerankerConfig) or params is None:
+    if not isinstance(objective.corrector, RerankerConfig):
         return terms
     rows = blocks.anchors.position - 1
-    vectors = Reranker(objective.corrector).bind({"params": params})(
+    vectors = Reranker(objective.corrector).bind({"params": params["reranker"]})(
         embed(objective, target_params, pool.ids),
         blocks.states,
         pool.logprobs,
