@@ -14,6 +14,8 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from train.cluster import is_first, wait_for_all
+
 logger = logging.getLogger(__name__)
 
 BROKEN_SUFFIX = ".broken"
@@ -90,8 +92,9 @@ class Checkpoints:
     def _set_aside(self, step: int, error: Exception) -> Exception:
         folder = self.folder / str(step)
         logger.warning("Checkpoint %s can't be read and is set aside as *%s: %s", folder, BROKEN_SUFFIX, error)
-        if folder.exists():
+        if is_first() and folder.exists():
             folder.rename(_free_name(folder))
+        wait_for_all("a broken checkpoint is set aside")
         self._manager.reload()
         return error
 

@@ -14,8 +14,8 @@ from lilicorr_jax.presets import PRESETS
 
 FREE_TO_CHANGE = frozenset(
     {"target", "data", "output", "mesh", "accumulation", "vocabulary_chunk", "anchor_chunk", "eval_every"}
-    | {"checkpoint_every", "checkpoints_kept", "log_every"}
-    | {"dry_run", "gpu", "topology"}
+    | {"checkpoint_every", "checkpoints_kept", "log_every", "tau_every", "tau_prompts", "tau_tokens", "cluster"}
+    | {"dry_run", "gpu", "topology", "json"}
 )
 """Fields that a resumed run may change: where things lie, how often it reports, and what only moves the rounding.
 
@@ -38,11 +38,37 @@ class MeshConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Processes that train together; without a coordinator there is one."""
+
+    coordinator: str | None = setting(None, "host:port of process 0; or slurm, which tells all three.")
+    processes: int | None = setting(None, "How many processes there are.")
+    process: int | None = setting(None, "Which of them this is, from 0.")
+
+    def __post_init__(self):
+        numbers = (self.processes, self.process)
+        if self.coordinator in (None, "slurm"):
+            if numbers != (None, None):
+                raise ValueError(
+                    "--cluster.processes and --cluster.process need --cluster.coordinator=host:port; got "
+                    f"{self.coordinator}."
+                )
+            return
+        if not re.fullmatch(r"[\w.\-]+:\d+|\[[0-9a-fA-F:]+\]:\d+", self.coordinator):
+            raise ValueError(f"--cluster.coordinator is host:port or slurm; got {self.coordinator!r}.")
+        if None in numbers or not 0 <= self.process < self.processes:
+            raise ValueError(
+                "--cluster.process must lie in [0, --cluster.processes), both given; got "
+                f"{self.process} of {self.processes}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Trains a block drafter, alone or jointly with what corrects it, against a frozen target."""
 
     target: str = setting(MISSING, "Folder of the frozen target: a Hugging Face checkpoint in safetensors.", "Run")
-    data: str = setting(MISSING, "Token file (.npz): the target's own replies; train.data says what it holds.")
+    data: str = setting(MISSING, "The target's own replies: a folder of train.prepare, or a token file (.npz).")
     output: str = setting(MISSING, "Run folder; a run that was stopped goes on from the last checkpoint in it.")
     preset: Literal["tiny", "demo", "qwen3_4b", "qwen3_8b"] = setting(MISSING, "Shapes of the models.")
     method: Method = setting(
@@ -51,6 +77,7 @@ class TrainConfig:
     reranker_init: Literal["preset", "normal", "fan_in"] = setting(
         "preset", "Initial weights of the reranker: the preset's choice, N(0, 0.02), or N(0, 1 / fan-in)."
     )
+    init_from: str | None = setting(None, "Start from the weights in this folder: a DFlash or LiLiCorr drafter.")
     objective: ObjectiveConfig = ObjectiveConfig()
 
     steps: int | None = setting(None, "Optimizer steps; give this or --epochs.", "Steps and batches")
@@ -58,6 +85,7 @@ class TrainConfig:
     batch_rows: int = setting(64, "Sequences of one optimizer step, over all devices.")
     accumulation: int = setting(1, "Micro-batches in which a step is computed; changes memory, not the result.")
     sequence_length: int = setting(3072, "Tokens of a row; longer examples are cut, shorter ones padded.")
+    buckets: tuple[int, ...] = setting((), "Shorter lengths to pad to; a batch then has rows of one of them.")
     anchors: int = setting(512, "Blocks drafted in each row, at anchors drawn anew at every step.")
     seed: int = setting(42, "Decides initial weights, order of the data and anchors.")
 
@@ -71,6 +99,7 @@ class TrainConfig:
     clip: float = setting(1.0, "Largest norm of the gradient, over drafter and reranker together.")
 
     mesh: MeshConfig = MeshConfig()
+    cluster: ClusterConfig = ClusterConfig()
     vocabulary_chunk: int = setting(1024, "Slots multiplied with the unembedding at once, on each device.", "Memory")
     anchor_chunk: int = setting(32, "Blocks of a row whose attention is computed at once.")
 
@@ -79,10 +108,14 @@ class TrainConfig:
     log_every: int = setting(20, "Steps between lines of progress and of metrics.jsonl.")
     eval_every: int = setting(0, "Steps between measurements on held-out rows; 0 for none.")
     eval_rows: int = setting(0, "Examples held out of training for them.")
+    tau_every: int = setting(0, "Steps between measurements of tau, by decoding held-out prompts; 0 for none.")
+    tau_prompts: int = setting(16, "Held-out prompts to decode.")
+    tau_tokens: int = setting(64, "Tokens to decode behind each of them.")
 
     dry_run: bool = setting(False, "Only compile the step for GPUs that need not be there, and report.", "Dry run")
     gpu: Literal["h100"] = setting("h100", "What a dry run compiles for.")
     topology: str = setting("1x8", "Hosts x GPUs per host of a dry run.")
+    json: bool = setting(False, "A dry run reports in one JSON line instead of a table.")
 
     def __post_init__(self):
         self._check_numbers()
@@ -107,14 +140,25 @@ class TrainConfig:
             )
         if self.eval_every and not self.eval_rows:
             raise ValueError(f"--eval_every={self.eval_every} needs rows to measure on: give --eval_rows.")
+        if self.tau_every and self.tau_prompts > self.eval_rows:
+            raise ValueError(
+                f"--tau_every decodes {self.tau_prompts} prompts of held-out rows; --eval_rows holds {self.eval_rows}."
+            )
+        wrong = [bucket for bucket in self.buckets if not 1 < bucket < self.sequence_length]
+        if wrong or list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(
+                f"--buckets must rise between 2 and --sequence_length={self.sequence_length}, which is always one; got "
+                f"{','.join(map(str, self.buckets))}."
+            )
 
     def _check_numbers(self) -> None:
-        counts = ("batch_rows", "accumulation", "sequence_length", "anchors", "vocabulary_chunk", "anchor_chunk")
-        for name in (*counts, "checkpoint_every", "checkpoints_kept", "log_every", "steps", "epochs"):
+        sizes = ("batch_rows", "accumulation", "sequence_length", "anchors", "vocabulary_chunk", "anchor_chunk")
+        counts = ("checkpoint_every", "checkpoints_kept", "log_every", "steps", "epochs", "tau_prompts", "tau_tokens")
+        for name in (*sizes, *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1; got {value}.")
-        for name in ("eval_every", "eval_rows"):
+        for name in ("eval_every", "eval_rows", "tau_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} must not be negative; got {getattr(self, name)}.")
         for name in ("drafter_learning_rate", "reranker_learning_rate", "clip"):

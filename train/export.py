@@ -1,10 +1,12 @@
 """What a finished run leaves: the trained pair as an Orbax export, and beside it a folder that SGLang and vLLM load."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from lilicorr_jax.conversion.checkpoint import DrafterCheckpoint, save_drafter
 from lilicorr_jax.conversion.export import save_export
+from train.cluster import is_first, wait_for_all, whole
 from train.config import TrainConfig
 from train.objective import Params
 
@@ -19,8 +21,14 @@ def export(output: Path, config: TrainConfig, params: Params) -> Path:
     drafter, corrector = config.models()
     checkpoint = DrafterCheckpoint(drafter=drafter, corrector=corrector, params=params)
     folder, unfinished = output / EXPORT, output / f"{EXPORT}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    if is_first():
+        shutil.rmtree(unfinished, ignore_errors=True)
+    wait_for_all("the place for an export is free")
     save_export(unfinished / ORBAX, checkpoint)
-    save_drafter(unfinished / HUGGING_FACE, checkpoint)
-    shutil.rmtree(folder, ignore_errors=True)
-    return unfinished.rename(folder)
+    gathered = replace(checkpoint, params=whole(params))
+    if is_first():
+        save_drafter(unfinished / HUGGING_FACE, gathered)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    wait_for_all("the export is written")
+    return folder

@@ -44,6 +44,7 @@ from lilicorr_jax.losses.terms import (
     joint_loss,
     lattice_terms,
     loss_sums,
+    spread_terms,
 )
 from lilicorr_jax.losses.vocabulary import token_logits, vocabulary_pass
 from lilicorr_jax.models.dflash import Drafter
@@ -171,13 +172,14 @@ class Anchors(NamedTuple):
 def choose_anchors(batch: Batch, num_anchors: int, seed: int, step: Int[Array, ""]) -> Anchors:
     """Draws up to A positions p with p and p + 1 both supervised, uniformly without replacement.
 
-    The draw of a row depends on (seed, step, example id) only: not on its place in the batch, nor on the devices.
+    The draw of a row depends on (seed, step, example id) only: not on its place in the batch, nor on its padding, nor
+    on the devices. A row shorter than A has as many anchors as positions.
     """
     length = batch.token_ids.shape[1]
     is_valid = jnp.pad(batch.loss_mask[:, :-1] & batch.loss_mask[:, 1:], ((0, 0), (0, 1)))
     key = jax.random.fold_in(jax.random.key(seed), step)
     noise = jax.vmap(lambda example: jax.random.uniform(jax.random.fold_in(key, example), (length,)))(batch.example_id)
-    chosen, position = jax.lax.top_k(jnp.where(is_valid, noise, -1.0), num_anchors)
+    chosen, position = jax.lax.top_k(jnp.where(is_valid, noise, -1.0), min(num_anchors, length))
     position = jnp.sort(jnp.where(chosen >= 0, position, length), axis=-1).astype(jnp.int32)
     is_kept = position < length
     return Anchors(position=jnp.where(is_kept, position, 0), is_kept=is_kept)
@@ -251,7 +253,8 @@ def drafted_and_reranked(objective: Objective, params: Params, target_params: Pa
     )
     scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, objective.corrector.cosine_scale)
     gaps = target_gaps(blocks.lesson.hidden, head, blocks.anchors, labels, pool.ids)
-    return terms + lattice_terms(scores, gold, gaps, labels.is_supervised, objective.weights)
+    spread = spread_terms(vectors.out, vectors.in_, labels.is_supervised)
+    return terms + spread + lattice_terms(scores, gold, gaps, labels.is_supervised, objective.weights)
 
 
 class Pool(NamedTuple):

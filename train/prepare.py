@@ -19,10 +19,10 @@ from lilicorr_jax.conversion.config_json import CONFIG_FILE, GENERATION_FILE, ta
 from lilicorr_jax.conversion.folder import exists, read_json
 from lilicorr_jax.conversion.tokenizer import load_tokenizer
 from lilicorr_jax.flags import run_main
-from train.chat import RULE, Rendered, show
+from train.chat import Rendered, show
 from train.conversations import Conversation, Problem, strict
 from train.records import MadeWith, RecordFolder, make_room, stale, write_records
-from train.revision import TEMPLATE_FILES, TOKENIZER_FILES, digest_files, target_revision
+from train.revision import of_target
 from train.sources import evaluation_prompts, find_splits, read_conversations
 from train.tokeniser import Dropped, Text, Tokeniser, start_worker, work
 
@@ -97,16 +97,6 @@ def made_with(config: PrepareConfig) -> MadeWith:
         conversations=digest_sources(config.conversations, config.splits),
         selection=json.dumps(selection),
     )
-
-
-def of_target(folder: str) -> dict[str, str | int]:
-    """The fields of `MadeWith` that a target's folder decides."""
-    return {
-        "mask_rule": RULE,
-        "tokenizer": digest_files(folder, TOKENIZER_FILES),
-        "template": digest_files(folder, TEMPLATE_FILES),
-        "target": target_revision(folder),
-    }
 
 
 def digest_sources(sources: Iterable[str], splits: Iterable[str] = ()) -> str:

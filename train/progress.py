@@ -1,17 +1,23 @@
-"""What a run says while it runs: lines and a bar on stderr, and metrics.jsonl, which a resumed run continues.
+"""What a run says while it runs: lines and a bar on stderr, metrics.jsonl, and TensorBoard's event files.
 
-The only clock of training is here. Nothing that is computed depends on it.
+A resumed run continues all of them where its checkpoint was. The only clock of training is here. Nothing that is
+computed depends on it.
 """
 
 import json
+import resource
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+METRICS, EVENTS = "metrics.jsonl", "events"
+GIB = 2**30
 
 COLUMNS = {
     "loss": "loss {:.4f}",
@@ -22,26 +28,32 @@ COLUMNS = {
     "oracle_prefix": "prefix oracle {:.2f}",
     "top1_prefix": "top-1 {:.2f}",
     "selected_prefix": "selected {:.2f}",
+    "tau": "tau {:.2f}",
     "tokens_per_second": "{:,.0f} tok/s",
 }
 """What a line shows, in this order, of the values that there are."""
 
 
 class Reporter:
-    """Writes lines to stderr and records to a jsonl file; a context.
+    """Writes lines to stderr, records to metrics.jsonl and scalars to events/; a context.
 
     Args:
-        path: metrics.jsonl; records behind step `start` are dropped from it, for they will be written again.
+        folder: of the run; records and scalars behind step `start` are dropped there, for they will be written again.
+            None for a process that leaves all of this to another: it says and writes nothing.
         start: steps that are already made.
         num_steps: steps of the whole run.
     """
 
-    def __init__(self, path: Path, start: int, num_steps: int):
-        keep_until(path, start)
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, folder: Path | None, start: int, num_steps: int):
+        self._file = self._events = None
+        if folder is not None:
+            keep_until(folder / METRICS, start)
+            self._file = (folder / METRICS).open("a", encoding="utf-8")
+            self._events = SummaryWriter(str(folder / EVENTS), purge_step=start + 1)
         self._num_steps = num_steps
         columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        console = Console(stderr=True, quiet=folder is None)
+        self._bar = Progress(*columns, console=console, disable=folder is None or not sys.stderr.isatty())
         self._task = self._bar.add_task("training", total=num_steps, completed=start)
         self.restart_clock()
 
@@ -53,7 +65,9 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        self._file.close()
+        if self._file and self._events:
+            self._file.close()
+            self._events.close()
 
     def say(self, line: str) -> None:
         self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -73,23 +87,45 @@ class Reporter:
         if self._timed_steps:
             values = values | {"tokens_per_second": self._num_tokens / seconds}
             remaining = (self._num_steps - step) * seconds / self._timed_steps
-        self._write({"step": step, **values})
+        self._write(step, values | memory(), "train")
         self.say(f"{self._columns(step, values)}  ETA {clock_time(remaining)}")
         self.restart_clock()
 
     def report_held_out(self, step: int, values: dict[str, float]) -> None:
         """One line and one record of a measurement on held-out rows."""
-        self._write({"step": step, **{f"held_out_{name}": value for name, value in values.items()}})
+        self._write(step, values, "held_out")
         self.say(f"{self._columns(step, values)}  on held-out rows")
+        self.restart_clock()
+
+    def report_decoded(self, step: int, values: dict[str, float]) -> None:
+        """One line and one record of held-out prompts that were decoded."""
+        self._write(step, values, "decoded")
+        self.say(f"{self._columns(step, values)}  decoding held-out prompts")
         self.restart_clock()
 
     def _columns(self, step: int, values: dict[str, float]) -> str:
         parts = [form.format(values[name]) for name, form in COLUMNS.items() if name in values]
         return "  ".join([f"step {step:>{len(str(self._num_steps))}}/{self._num_steps}", *parts])
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
+    def _write(self, step: int, values: dict[str, float], topic: str) -> None:
+        """A record, in which training's own values need no prefix, and scalars under the topic."""
+        if not (self._file and self._events):
+            return
+        prefix = "" if topic == "train" else f"{topic}_"
+        self._file.write(json.dumps({"step": step, **{prefix + name: value for name, value in values.items()}}) + "\n")
         self._file.flush()
+        for name, value in values.items():
+            self._events.add_scalar(f"{topic}/{name}", value, step)
+        self._events.flush()
+
+
+def memory() -> dict[str, float]:
+    """The most memory that this process and its first device have held so far, in GiB; a CPU counts as the process."""
+    held = {"host_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB}
+    device = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in device:
+        held["device_memory_gib"] = device["peak_bytes_in_use"] / GIB
+    return held
 
 
 def keep_until(path: Path, step: int) -> None:

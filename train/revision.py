@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lilicorr_jax.conversion.safetensors import read_folder
+from train.chat import RULE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
@@ -32,3 +33,13 @@ def target_revision(folder: Path | str) -> str:
         if name in entries:
             found.update(np.ascontiguousarray(entries[name].open()[:FIRST_ROWS]).tobytes())
     return found.hexdigest()
+
+
+def of_target(folder: Path | str) -> dict[str, str | int]:
+    """The fields of `train.records.MadeWith` that a target's folder and the code decide."""
+    return {
+        "mask_rule": RULE,
+        "tokenizer": digest_files(folder, TOKENIZER_FILES),
+        "template": digest_files(folder, TEMPLATE_FILES),
+        "target": target_revision(folder),
+    }

@@ -46,6 +46,7 @@ class StepReport:
     terms: Terms
     loss: Float[Array, ""]
     gradient_norm: Float[Array, ""]  # of both groups together, before the clip
+    group_norms: dict[str, Float[Array, ""]]  # of each parameter tree's gradient, by its name
     num_tokens: Int32[Array, ""]  # read by the target, padding not counted
 
 
@@ -179,6 +180,7 @@ def make_train_step(
             terms=terms,
             loss=objective.loss(terms, state.step),
             gradient_norm=optax.tree.norm(grads),
+            group_norms={name: optax.tree.norm(tree) for name, tree in grads.items()},
             num_tokens=jnp.sum(batch.length),
         )
         params = optax.apply_updates(state.params, updates)

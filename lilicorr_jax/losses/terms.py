@@ -46,6 +46,7 @@ class Terms:
     oracle_prefix_sum: Scalar
     top1_prefix_sum: Scalar
     selected_prefix_sum: Scalar
+    spread_sum: Scalar  # over supervised slots, how far the candidates' vectors lie apart (LiLiCorr)
 
     def __add__(self, other: "Terms") -> "Terms":
         return jax.tree.map(jnp.add, self, other)
@@ -119,6 +120,18 @@ class Mixture(NamedTuple):
 DRAFTER_ALONE = Mixture()
 
 
+def spread_terms(
+    out: Float[Array, "*b S K E"], in_: Float[Array, "*b S K E"], is_supervised: Bool[Array, "*b S"]
+) -> Terms:
+    """How far apart a slot's unit vectors lie: 1 - |mean over candidates|^2, the mean of out and in vectors.
+
+    1 where they cancel, 1 - 1/K where they are orthogonal, 0 where all candidates have one vector, and the reranker has
+    collapsed: it can tell none of them from another. No loss reads it.
+    """
+    apart = [1 - jnp.sum(jnp.square(jnp.mean(x.astype(jnp.float32), axis=-2)), axis=-1) for x in (out, in_)]
+    return Terms.zero().replace(spread_sum=_sum((apart[0] + apart[1]) / 2, is_supervised))
+
+
 class LossParts(NamedTuple):
     """One scalar for the block terms of the loss and one for the lattice terms of Eq. 7."""
 
@@ -170,6 +183,7 @@ def metrics(terms: Terms) -> dict[str, Scalar]:
         "oracle_prefix": terms.oracle_prefix_sum / blocks,
         "top1_prefix": terms.top1_prefix_sum / blocks,
         "selected_prefix": terms.selected_prefix_sum / blocks,
+        "factor_spread": terms.spread_sum / slots,
     }
 
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -20,10 +23,12 @@ from lilicorr_jax.flags import flags_from_record
 from lilicorr_jax.presets import PRESETS
 from tests.tolerance import assert_close
 from tests.train.texts import counting_texts
-from train.config import TrainConfig
+from train.checkpoint import Checkpoints
+from train.config import ClusterConfig, MeshConfig, TrainConfig
 from train.main import main
 
 STEPS = 28
+MEASURED = ("tokens_per_second", "host_memory_gib")
 
 
 def start(config: TrainConfig) -> int:
@@ -40,10 +45,10 @@ def metrics(output: Path) -> list[dict]:
 
 
 def assert_same_run(output: Path, other: Path):
-    """The same parameters and the same story, but for the clock."""
+    """The same parameters and the same story, but for clock and memory."""
     for one, two in zip(*(jax.tree.leaves(exported(folder)) for folder in (output, other)), strict=True):
         np.testing.assert_array_equal(one, two)
-    strip = lambda record: {name: value for name, value in record.items() if name != "tokens_per_second"}
+    strip = lambda record: {name: value for name, value in record.items() if name not in MEASURED}
     assert list(map(strip, metrics(output))) == list(map(strip, metrics(other)))
 
 
@@ -132,21 +137,120 @@ def test_run_folder_holds_the_flags_the_checkpoints_and_both_exports(whole, conf
     assert ours.params.keys() == {"drafter", "reranker"}
 
 
-def test_run_stopped_by_sigterm_saves_and_goes_on_as_if_nothing_had_been(whole, config_for, tmp_path, monkeypatch):
-    place, calls = loop.place, []
+@pytest.fixture
+def stop_before(monkeypatch):
+    """SIGTERM while the n-th step of the process's next run is prepared: that step is made and saved."""
 
-    def place_and_stop(batch, mesh):
-        calls.append(batch)
-        if len(calls) == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return place(batch, mesh)
+    def stop(step: int) -> None:
+        place, calls = loop.place, []
 
-    monkeypatch.setattr(loop, "place", place_and_stop)
+        def place_and_stop(batch, mesh):
+            calls.append(batch)
+            if len(calls) == step:
+                monkeypatch.setattr(loop, "place", place)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return place(batch, mesh)
+
+        monkeypatch.setattr(loop, "place", place_and_stop)
+
+    return stop
+
+
+def test_run_stopped_by_sigterm_saves_and_goes_on_as_if_nothing_had_been(whole, config_for, tmp_path, stop_before):
+    stop_before(10)
     assert start(config_for(tmp_path)) == 128 + signal.SIGTERM
     assert (tmp_path / "checkpoints" / "10").is_dir() and not (tmp_path / "export").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert start(config_for(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
+    jax.tree.map(np.testing.assert_array_equal, *(last_state(config_for(folder)) for folder in (tmp_path, whole)))
+
+
+def last_state(config: TrainConfig):
+    """Parameters, moments and counters of the last checkpoint, on one device."""
+    run = loop.prepare(replace(config, mesh=MeshConfig()))
+    state = loop.init_state(run.config, loop.make_optimizer(run.config, run.num_steps), run.objective.mesh)
+    with Checkpoints(run.output / "checkpoints", 100, run.identity) as checkpoints:
+        return checkpoints.restore_latest(loop.abstract_state(state))
+
+
+def gradient(before, after):
+    """The clipped gradient of the step between two states: Adam's first moments moved a tenth of the way to it."""
+    moments = [
+        [x for p, x in jax.tree_util.tree_leaves_with_path(s.opt_state) if ".mu" in str(p)] for s in (before, after)
+    ]
+    return [
+        10 * np.asarray(new, np.float64) - 9 * np.asarray(old, np.float64) for old, new in zip(*moments, strict=True)
+    ]
+
+
+def test_run_goes_from_one_device_to_eight_of_two_processes_and_back(whole, config_for, tmp_path, stop_before):
+    """The second process alone gets the signal; both end behind the same step, and its checkpoint is whole."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    stop_before(10)
+    start(config_for(one))
+    shutil.copytree(one, two)
+    shared = config_for(
+        two, mesh=MeshConfig(data=2, fsdp=2, tensor=2), checkpoint_every=1, checkpoints_kept=100, eval_every=12
+    )
+    tenth = last_state(config_for(one))
+    stop_before(1)
+    start(config_for(one))
+    ours = gradient(tenth, last_state(config_for(one)))
+
+    ended = run_together(shared, until=7, signalled=1)  # lines: two of them at step 12
+    assert ended == [128 + signal.SIGTERM] * 2
+    saved = sorted(int(path.name) for path in (two / "checkpoints").iterdir())
+    assert saved == list(range(saved[0], saved[-1] + 1)) and 12 <= saved[-1] < STEPS
+    last = saved[-1]
+    for step in saved:
+        if step > 11:
+            shutil.rmtree(two / "checkpoints" / str(step))
+    theirs = gradient(tenth, last_state(config_for(two)))
+    off = np.sqrt(sum(np.sum(np.square(x - y)) for x, y in zip(ours, theirs, strict=True)))
+    assert off <= 1e-5 * np.sqrt(sum(np.sum(np.square(x)) for x in ours))
+
+    story, shared_story = (
+        [record for record in metrics(folder) if "loss" in record and record["step"] <= last] for folder in (whole, two)
+    )
+    assert [record["step"] for record in shared_story] == list(range(2, last + 1, 2))
+    for name, value in story[5].items():  # steps 11 and 12
+        if name not in MEASURED:
+            np.testing.assert_allclose(
+                shared_story[5][name], value, rtol=1e-5 if "gradient" in name else 2e-6, err_msg=name
+            )
+    assert all(0 <= record[rate] <= 1 for record in shared_story for rate in ("coverage", "accuracy", "factor_spread"))
+    assert start(config_for(two)) == 0  # and back to one device, from step 11
+    for one_leaf, two_leaf in zip(*(jax.tree.leaves(exported(folder)) for folder in (whole, two)), strict=True):
+        assert np.linalg.norm(one_leaf - two_leaf) <= 1e-3 * np.linalg.norm(one_leaf)
+
+
+def run_together(config: TrainConfig, until: int, signalled: int) -> list[int]:
+    """Two processes of four devices; a signal to one of them once so many lines are written. Their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "train.main"),
+                *flags_from_record(
+                    replace(config, cluster=ClusterConfig(coordinator=address, processes=2, process=number))
+                ),
+            ],
+            env=environment,
+            stderr=(Path(config.output) / f"process{number}.log").open("w"),
+        )
+        for number in range(2)
+    ]
+    try:
+        wait_for_lines(Path(config.output) / "metrics.jsonl", until, processes[0])
+        processes[signalled].terminate()
+        return [process.wait(300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def test_run_that_was_killed_ends_with_the_same_parameters(whole, config_for, tmp_path):
@@ -167,6 +271,25 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
         assert process.poll() is None, "training ended before it could be killed"
         assert time.monotonic() < deadline, "training wrote nothing"
         time.sleep(0.005)
+
+
+def test_run_goes_on_from_trained_weights_and_decodes_with_them(whole, config_for, tmp_path, stop_before, capsys):
+    stop_before(2)
+    config = config_for(tmp_path, init_from=str(whole / "export" / "hf"), tau_every=2, tau_prompts=2, tau_tokens=8)
+    assert start(config) == 128 + signal.SIGTERM
+    learned, decoded = metrics(tmp_path)
+    assert learned["loss"] < 0.7 * metrics(whole)[0]["loss"]
+    assert decoded["step"] == 2 and 1 <= decoded["decoded_tau"] <= 6
+    said = capsys.readouterr().err
+    assert "Weights from" in said and "nothing starts fresh" in said and "tau" in said
+    assert "collapsed" not in said
+
+
+def test_run_whose_reranker_collapses_says_so(whole, config_for, tmp_path, stop_before, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "COLLAPSE", 1.0)
+    stop_before(2)
+    start(config_for(tmp_path))
+    assert "Warning: the reranker has collapsed: its vectors' spread is" in capsys.readouterr().err
 
 
 def test_finished_run_is_only_exported_again(whole, config_for, monkeypatch):

@@ -13,6 +13,7 @@ def clock(monkeypatch):
     """A clock that stands still until the test moves it."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress, "memory", dict)
     return now
 
 
@@ -22,7 +23,7 @@ def records(path):
 
 def test_speed_and_remaining_time_are_those_of_the_steps_since_the_last_line(tmp_path, clock, capsys):
     path = tmp_path / "metrics.jsonl"
-    with Reporter(path, 10, 40) as reporter:
+    with Reporter(tmp_path, 10, 40) as reporter:
         reporter.advance(11, 500)
         clock[0] += 60  # compilation
         reporter.restart_clock()
@@ -43,7 +44,7 @@ def test_speed_and_remaining_time_are_those_of_the_steps_since_the_last_line(tmp
 
 
 def test_line_before_anything_was_timed_claims_no_speed(tmp_path, clock, capsys):
-    with Reporter(tmp_path / "metrics.jsonl", 0, 10) as reporter:
+    with Reporter(tmp_path, 0, 10) as reporter:
         reporter.advance(1, 500)
         reporter.restart_clock()
         reporter.report(1, {"loss": 2.0})
@@ -53,7 +54,7 @@ def test_line_before_anything_was_timed_claims_no_speed(tmp_path, clock, capsys)
 
 def test_measurement_on_held_out_rows_is_named_so_and_takes_no_training_time(tmp_path, clock, capsys):
     path = tmp_path / "metrics.jsonl"
-    with Reporter(path, 0, 10) as reporter:
+    with Reporter(tmp_path, 0, 10) as reporter:
         clock[0] += 30
         reporter.report_held_out(4, {"loss": 2.0, "oracle_prefix": 1.5})
         clock[0] += 1
