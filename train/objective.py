@@ -139,7 +139,16 @@ def make_objective(config: TrainConfig, target: TargetConfig, mesh: Mesh, num_st
 def gather_tables(objective: Objective, target_params: Params) -> Params:
     """The target with its embedding and unembedding whole on every device: rows of them are read everywhere."""
     tables = {name: target_params[name] for name in ("embed", "unembed") if name in target_params}
-    return target_params | jax.lax.with_sharding_constraint(tables, replicated(objective.mesh))
+    return target_params | gather(objective, tables)
+
+
+def gather(objective: Objective, params: Params) -> Params:
+    """Parameters whole on every device.
+
+    Split on their width, those of a small network pull the rows of all devices together to be split likewise, and
+    matrices that stand side by side in one kernel are cut across.
+    """
+    return jax.lax.with_sharding_constraint(params, replicated(objective.mesh))
 
 
 class Lesson(NamedTuple):
@@ -244,7 +253,7 @@ def drafted_and_reranked(objective: Objective, params: Params, target_params: Pa
     if not isinstance(objective.corrector, RerankerConfig):
         return terms
     rows = blocks.anchors.position - 1
-    vectors = Reranker(objective.corrector).bind({"params": params["reranker"]})(
+    vectors = Reranker(objective.corrector).bind({"params": gather(objective, params["reranker"])})(
         embed(objective, target_params, pool.ids),
         blocks.states,
         pool.logprobs,
