@@ -109,9 +109,9 @@ def proposer_of(objective: Objective) -> Proposer:
         case RerankerConfig() as reranker:
             # Kernels are custom calls, which several devices can't share.
             kernels = "auto" if objective.mesh.size == 1 else "reference"
-            return propose.lilicorr(drafter, reranker, unembed, kernels=kernels)
+            return propose.lilicorr(drafter, reranker, unembed, "greedy", kernels)
         case DominoConfig() as domino:
             return propose.domino(drafter, domino, unembed)
         case DSparkConfig() as dspark:
-            return propose.dspark(drafter, dspark, unembed)
+            return propose.dspark(drafter, dspark, unembed, "greedy")
     return propose.dflash(drafter, unembed)
