@@ -18,6 +18,7 @@ ITEM_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8": 1, "bf16"
               "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "c64": 8, "c128": 16}  # fmt: skip
 NOT_STORED = frozenset(
     {"bitcast", "tuple", "get-tuple-element", "parameter", "constant", "after-all", "while", "copy-done"}
+    | {"async-start", "async-update", "async-done"}
 )
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 HOST_OPCODES = ("infeed", "outfeed", "send", "recv")
@@ -161,7 +162,7 @@ def read_instructions(text: str) -> tuple[Instruction, ...]:
     for line in text.splitlines():
         if match := INSTRUCTION.match(line):
             name, result, opcode = match.groups()
-            called = FUSED.search(line) if opcode != "call" else None
+            called = FUSED.search(line) if opcode not in ("call", "async-start") else None
             parts = [word.strip(" %") for word in called[1].split(",")] if called else []
             inner |= set(parts)
             if scope := re.search(r'op_name="([^"]*)"', line):

@@ -28,6 +28,11 @@ HloModule jit_block, is_scheduled=true
   ROOT %tuple.2 = (s32[], f32[3]{0}) tuple(%carry, %loop_fusion.9)
 }
 
+%async_computation (param_0: f32[5,8]) -> f32[40,8] {
+  %param_0 = f32[5,8]{1,0} parameter(0)
+  ROOT %all-gather.8 = f32[40,8]{1,0} all-gather(%param_0), dimensions={0}
+}
+
 ENTRY %main (Arg_0: bf16[4,8], Arg_1: s32[2]) -> bf16[4,8] {
   %Arg_0 = bf16[4,8]{1,0} parameter(0), metadata={op_name="params[\\'target\\'][\\'norm\\']"}
   %Arg_1 = s32[2]{0} parameter(1), metadata={op_name="state.length"}
@@ -35,6 +40,8 @@ ENTRY %main (Arg_0: bf16[4,8], Arg_1: s32[2]) -> bf16[4,8] {
   %top.3 = (f32[15,8]{1,0}, s32[15,8]{1,0}) custom-call(%loop_fusion.1), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(block)/propose/topk/mpmd_map"}
   %while.4 = (s32[], f32[3]{0}) while(%top.3), condition=%cond, body=%body
   %all-gather-start.5 = (bf16[4,8]{1,0}, bf16[32,8]{1,0}) all-gather-start(%loop_fusion.1), dimensions={0}
+  %gathering.8 = ((f32[5,8]{1,0}), f32[40,8]{1,0}) async-start(%shard), calls=%async_computation
+  %gathered.8 = f32[40,8]{1,0} async-done(%gathering.8)
   %call.6 = f32[] custom-call(%Arg_1), custom_call_target="xla_ffi_python_gpu_callback"
   ROOT %copy.7 = bf16[4,8]{1,0:S(5)} copy(%loop_fusion.1)
 }
@@ -57,6 +64,10 @@ def test_what_is_fused_is_not_listed_but_gives_its_name(instructions):
     assert "add.1" not in instructions
     assert instructions["loop_fusion.1"].scope == "jit(block)/propose/add"
     assert instructions["loop_fusion.9"].computation == "body"
+
+
+def test_a_collective_that_is_begun_and_awaited_apart_stands_in_the_list(instructions):
+    assert instructions["all-gather.8"].stored_bytes == 40 * 8 * 4
 
 
 def test_every_result_has_its_shape_and_the_largest_its_bytes(instructions):
