@@ -6,7 +6,7 @@ K likeliest tokens, and other walks through LiLiCorr's lattice than those that a
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from serve.workload import choose, load_tokenizer, read_prompts, templated
 
 NUM_CANDIDATES = 8
 TEXTS_AT_ONCE = 8
+ANCHOR_STEP = 32  # anchors of a program are a multiple of it
 LONGEST_REPLY = 160
 ROWS = 32  # replies drawn side by side
 
@@ -83,26 +84,29 @@ def sampled_texts(target_folder: str | Path, greedy: Sequence[Text], seeds: Sequ
     return [replace(text, reply_ids=reply.token_ids) for text, reply in zip(texts, engine.run(asked), strict=True)]
 
 
-def draft_everywhere(models: Models, ways: Mapping[str, Models], texts: Sequence[Text]) -> Iterator[Drafted]:
-    """Drafts of every text, in order.
+def draft_everywhere(models: Models, ways: Mapping[str, Models], texts: Sequence[Text]) -> list[Drafted]:
+    """Drafts of every text, in order; texts of like length go through one program together.
 
     Args:
         models: target and drafter, with LiLiCorr's reranker if it has one.
         ways: the same weights with the ways of drafting that are asked for, by name.
     """
-    width = max(len(text.prompt_ids) + len(text.reply_ids) for text in texts)
-    num_anchors = max(text.num_anchors for text in texts)
+    longest_prompt = max(len(text.prompt_ids) for text in texts)
     run = jax.jit(partial(_draft, models, ways))
-    for group in itertools.batched(texts, TEXTS_AT_ONCE):
-        token_ids = np.zeros((TEXTS_AT_ONCE, width), np.int32)
+    order, found = sorted(range(len(texts)), key=lambda place: texts[place].num_anchors), {}
+    for group in itertools.batched(order, TEXTS_AT_ONCE):
+        num_anchors = -(-max(texts[place].num_anchors for place in group) // ANCHOR_STEP) * ANCHOR_STEP
+        token_ids = np.zeros((TEXTS_AT_ONCE, longest_prompt + num_anchors + 1), np.int32)
         anchors = np.ones((TEXTS_AT_ONCE, num_anchors), np.int32)  # behind the first token, where there are too few
-        for row, text in enumerate(group):
+        for row, place in enumerate(group):
+            text = texts[place]
             ids, first = (*text.prompt_ids, *text.reply_ids), len(text.prompt_ids)
             token_ids[row, : len(ids)] = ids
             anchors[row, : text.num_anchors] = first + np.arange(text.num_anchors)
-        found = jax.device_get(run(models.params, token_ids, anchors))
-        for row, text in enumerate(group):
-            yield jax.tree.map(lambda array, row=row, text=text: array[row, : text.num_anchors], found)
+        drafted = jax.device_get(run(models.params, token_ids, anchors))
+        for row, place in enumerate(group):
+            found[place] = jax.tree.map(lambda x, row=row, n=texts[place].num_anchors: x[row, :n].copy(), drafted)
+    return [found[place] for place in range(len(texts))]
 
 
 def _draft(

@@ -88,7 +88,7 @@ def measure_chain(arm: Arm, workload: Workload, export: Path) -> tuple[list[Requ
     models = load_models(workload.target, export)
     ways = {kind: arms.ways(models)[kind] for kind in arm.variant.kinds}
     texts = [*workload.greedy, *workload.drawn]
-    found = list(draft_everywhere(models, ways, texts))
+    found = draft_everywhere(models, ways, texts)
     if arm.variant.name == BASE:
         found = list(map(partial(with_bigrams, gains=workload.gains), texts, found))
     requests, curves, count = [], {}, len(workload.greedy)
