@@ -3,6 +3,7 @@
 The step is the run's own on shapes alone: no weights, no data, no GPU. It is an estimate of structure, never of speed.
 """
 
+import json
 import math
 from typing import Any
 
@@ -16,7 +17,7 @@ from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import abstract_parameters, batch_sharding, make_mesh, replicated
 from pallas_kernels import report
 from pallas_kernels.aot import GPUS, compile_for_gpu, described_devices
-from pallas_kernels.program import Instruction, Program
+from pallas_kernels.program import Instruction, Program, shape_bytes
 from train.config import TrainConfig
 from train.data import Batch
 from train.objective import make_objective
@@ -65,11 +66,16 @@ def _names(path) -> tuple[str, ...]:
     return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
-def compile_step(config: TrainConfig) -> Program:
-    """The whole optimizer step on the mesh of the configuration."""
+def described_mesh(config: TrainConfig) -> Mesh:
+    """The configuration's mesh, of GPUs that are not here."""
     hosts, per_host = (int(part) for part in config.topology.split("x"))
     devices = described_devices(GPUS[config.gpu], hosts, per_host)
-    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices=devices)
+    return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices=devices)
+
+
+def compile_step(config: TrainConfig) -> Program:
+    """The whole optimizer step on the mesh of the configuration."""
+    mesh = described_mesh(config)
     state, target, batch = abstract_run(config, mesh)
     objective = make_objective(config, PRESETS[config.preset]().target, mesh, ASSUMED_STEPS)
     step = make_train_step(objective, make_optimizer(config, ASSUMED_STEPS), config.accumulation, state)
@@ -85,33 +91,88 @@ def vocabulary_wide(config: TrainConfig, program: Program) -> list[Instruction]:
         is_table = sorted(sizes)[-2:] == sorted((target.vocab_size, target.width))
         return target.vocab_size in sizes and rows > config.vocabulary_chunk and not is_table
 
-    return [i for i in program.instructions if any(is_wide(*shape) for shape in i.shapes) and i.opcode != "tuple"]
+    return [i for i in program.largest() if any(is_wide(*shape) for shape in i.shapes)]
 
 
-def dry_run(config: TrainConfig) -> int:
-    """Compiles, prints, and fails where a device would not hold the step."""
-    jax.config.update("jax_platforms", "cpu")  # beside a GPU platform the CUDA compiler wants its device
-    program = compile_step(config)
-    found = report.findings(program, GPUS[config.gpu])
-    wide = vocabulary_wide(config, program)
-    mesh, rows = config.mesh, config.batch_rows // config.accumulation
+def parameter_shapes(config: TrainConfig) -> dict[tuple[int, ...], str]:
+    """Sizes of every parameter, whole and as it lies on a device, in rising order -> the name of the first of them."""
+    state, target, _ = abstract_run(config, described_mesh(config))
+    leaves = jax.tree_util.tree_leaves_with_path({"target": target, **state.params})
+    named = [("/".join(_names(path)), leaf) for path, leaf in leaves]
+    found = {}
+    for name, leaf in named:
+        for sizes in (leaf.shape, leaf.sharding.shard_shape(leaf.shape)):
+            found.setdefault(_sizes(sizes), name)
+    return found
+
+
+def _sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in shape if size > 1))
+
+
+def chunk_bytes(config: TrainConfig) -> int:
+    """Float32 logits of one chunk of slots: what the largest array may take, parameters apart."""
+    return config.vocabulary_chunk * PRESETS[config.preset]().target.vocab_size * 4
+
+
+def findings(config: TrainConfig, program: Program) -> dict[str, Any]:
+    """Everything that is reported, as one JSON-able record."""
+    parameters = parameter_shapes(config)
+    large = [i for i in program.largest() if i.stored_bytes > chunk_bytes(config)]
+    gathered = {report.describe(i): parameters.get(_sizes(report.largest_shape(i)[1])) for i in large}
+    foreign = {report.describe(i): _foreign_bytes(i, parameters) for i in program.moved}
+    return {
+        "program": {name: getattr(config, name) for name in ("preset", "method", "topology")},
+        "mesh": vars(config.mesh),
+        "rows_at_a_time": config.batch_rows // config.accumulation,
+        **{name: getattr(config, name) for name in ("sequence_length", "anchors", "accumulation")},
+        **report.findings(program, GPUS[config.gpu]),
+        "chunk_bytes": chunk_bytes(config),
+        "wider_than_a_chunk": [report.describe(i) for i in vocabulary_wide(config, program)],
+        "larger_than_a_chunk": [name for name, parameter in gathered.items() if parameter is None],
+        "gathered_parameters": {name: parameter for name, parameter in gathered.items() if parameter},
+        "activations_moved": dict(sorted(foreign.items(), key=lambda item: -item[1])[:5]),
+    }
+
+
+def _foreign_bytes(collective: Instruction, parameters: dict[tuple[int, ...], str]) -> int:
+    """Bytes of those results of a collective that have no parameter's shape."""
+    return sum(shape_bytes(*shape) for shape in collective.shapes if _sizes(shape[1]) not in parameters)
+
+
+def as_table(config: TrainConfig, found: dict[str, Any]) -> str:
+    """The report for people."""
+    mesh = ", ".join(f"{name} {size}" for name, size in found["mesh"].items())
+    listed = lambda names: "; ".join(names) or "none"
+    chunk = f"a chunk of {config.vocabulary_chunk} x V float32 ({report.gigabytes(found['chunk_bytes']).strip()})"
     lines = [
-        f"One optimizer step for {config.topology} {found['gpu']} (hosts x GPUs), mesh data {mesh.data} x fsdp "
-        f"{mesh.fsdp} x tensor {mesh.tensor}: {config.preset}, {config.method}, {rows} rows at a time of "
-        f"{config.sequence_length} tokens, {config.anchors} anchors",
+        f"One optimizer step on {config.topology} {found['gpu']} (hosts x GPUs; mesh: {mesh}): {config.preset}, "
+        f"{config.method}, {config.batch_rows} rows of {config.sequence_length} tokens with {config.anchors} anchors, "
+        f"{found['rows_at_a_time']} rows at a time",
         "",
         *report.memory_lines(found),
+        f"Larger than {chunk}:",
+        f"  gathered parameters: {listed(found['gathered_parameters'].values())}",
+        f"  other: {listed(found['larger_than_a_chunk'])}",
+        f"As wide as the vocabulary, with more than {config.vocabulary_chunk} rows, the target's tables apart: "
+        + listed(found["wider_than_a_chunk"]),
         "",
-        "Collectives: "
-        + (", ".join(f"{count} {name}" for name, count in sorted(found["collectives"].items())) or "none"),
+        *report.collective_lines(found),
+        "Of them without the shape of a parameter, the largest",
+        *(f"  {report.gigabytes(size)}  {name}" for name, size in found["activations_moved"].items()),
         f"While loops {found['loops']}, conditionals {found['conditionals']}, host transfers "
         f"{len(found['host_transfers'])}",
-        f"Arrays of the vocabulary's width with more than {config.vocabulary_chunk} rows, tables apart: "
-        + ("; ".join(map(report.describe, wide)) or "none"),
         "",
         *report.work_lines(found, GPUS[config.gpu]),
         "",
         found["caveat"],
     ]
-    print("\n".join(lines))
+    return "\n".join(lines)
+
+
+def dry_run(config: TrainConfig) -> int:
+    """Compiles, prints, and fails where a device would not hold the step."""
+    jax.config.update("jax_platforms", "cpu")  # beside a GPU platform the CUDA compiler wants its device
+    found = findings(config, compile_step(config))
+    print(json.dumps(found) if config.json else as_table(config, found))
     return 0 if found["fits"] else 1
