@@ -25,6 +25,13 @@ DRAFTER = replace(
     tiny().drafter, vocab_size=VOCAB, mask_id=VOCAB - 1, num_target_layers=3, target_layer_ids=(0, 1)
 )  # fmt: skip
 RERANKER = tiny().reranker
+BASELINES = {  # method: its drafter, of the same weights, and its corrector
+    "domino": (replace(DRAFTER, slot_convention="next"), replace(tiny().domino, vocab_size=VOCAB)),
+    "dspark": (
+        replace(DRAFTER, slot_convention="next", input_rows=DRAFTER.num_slots),
+        replace(tiny().dspark, vocab_size=VOCAB, kind="rnn"),
+    ),
+}
 
 
 @functools.cache
@@ -39,6 +46,22 @@ def tiny_parameters() -> dict:
 def tiny_models() -> Models:
     """Every method of one random pair; `dataclasses.replace` chooses another."""
     return assemble(TARGET, tiny_parameters(), drafter=DRAFTER, corrector=RERANKER, method="dflash")
+
+
+@functools.cache
+def baseline_parameters(method: str) -> dict:
+    """The same target and drafter, and the tree of Domino or DSpark."""
+    rng = np.random.default_rng(SEED)
+    shapes = abstract_drafter(*BASELINES[method])[method]
+    shared = {name: tiny_parameters()[name] for name in ("target", "drafter")}
+    return shared | {method: jax.tree.map(lambda leaf: random_parameter(rng, leaf), shapes)}
+
+
+@functools.cache
+def baseline_models(method: str) -> Models:
+    """Domino or DSpark behind the same drafter, read by another convention."""
+    drafter, corrector = BASELINES[method]
+    return assemble(TARGET, baseline_parameters(method), drafter=drafter, corrector=corrector, method=method)
 
 
 def random_parameter(rng: np.random.Generator, leaf: jax.ShapeDtypeStruct) -> jax.Array:

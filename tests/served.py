@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lilicorr_jax.config import DrafterConfig, corrector_name
 from lilicorr_jax.decoding.prefill import empty_state, prefill
 from lilicorr_jax.decoding.speculate import BlockRecord, DecodeState, Finish, run_blocks
+from lilicorr_jax.models.corrector import make_corrector
 from lilicorr_jax.models.dflash import Drafter
 from lilicorr_jax.models.lilicorr import Reranker
 from lilicorr_jax.models.target import Target
@@ -25,6 +27,11 @@ from tests.pairs import TARGET, plain_text, prompt
 
 # One layer each, compiled without optimisation: these tests compile many programs and run each once.
 DRAFTER, RERANKER = replace(pairs.DRAFTER, num_layers=1), replace(pairs.RERANKER, num_layers=1)
+RECORDS = {  # method: drafter and corrector
+    "dflash": (DRAFTER, RERANKER),
+    "lilicorr": (DRAFTER, RERANKER),
+    **{method: (replace(drafter, num_layers=1), corrector) for method, (drafter, corrector) in pairs.BASELINES.items()},
+}
 quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 PROMPTS = tuple(prompt(length) for length in (3, 17, 9, 14))
@@ -37,13 +44,16 @@ S, K = RERANKER.num_slots, RERANKER.num_candidates
 def parameters() -> dict:
     """Those of `tests.pairs`, without the layers that are not there."""
     trees = pairs.tiny_parameters()
-    return trees | {name: {k: v for k, v in trees[name].items() if k != "layers_1"} for name in ("drafter", "reranker")}
+    short = {name: {k: v for k, v in trees[name].items() if k != "layers_1"} for name in ("drafter", "reranker")}
+    return trees | short | {method: pairs.baseline_parameters(method)[method] for method in pairs.BASELINES}
 
 
 @functools.cache
-def models() -> Models:
-    """Both as a server holds them; `dataclasses.replace` chooses a method."""
-    return assemble(TARGET, parameters(), drafter=DRAFTER, corrector=RERANKER, method="lilicorr")
+def models(method: str = "lilicorr") -> Models:
+    """A method as a server holds it."""
+    drafter, corrector = RECORDS[method]
+    kept = {name: parameters()[name] for name in ("target", "drafter", corrector_name(corrector))}
+    return assemble(TARGET, kept, drafter=drafter, corrector=corrector, method=method)
 
 
 class Served(NamedTuple):
@@ -62,24 +72,25 @@ class Served(NamedTuple):
     anchors: np.ndarray
 
 
-def prefilled(pair) -> DecodeState:
+def prefilled(held: Models) -> DecodeState:
     """All prompts behind one prefill of as many rows as the longest has, and one more; greedy, endless."""
     lengths = [len(ids) for ids in PROMPTS]
     padded = np.full((len(PROMPTS), max(lengths) + 1), 5, np.int32)
     for row, ids in enumerate(PROMPTS):
         padded[row, : len(ids)] = ids
+    pair = held.pair()
     state = empty_state(pair, len(PROMPTS), ROOM, 1).replace(max_tokens=jnp.full(len(PROMPTS), 1000, jnp.int32))
     run = quick(partial(prefill, pair, mode="greedy"))
-    return run(models().params, state, jnp.array(padded), jnp.array(lengths, jnp.int32))
+    return run(held.params, state, jnp.array(padded), jnp.array(lengths, jnp.int32))
 
 
 def serve(method: str = "lilicorr", state: DecodeState | None = None) -> Served:
     """Greedy decoding, behind a prefill or from a state; traced anew, so that what a test has planted takes part."""
-    pair = replace(models(), method=method).pair()
-    state = state or prefilled(pair)
+    pair = models(method).pair()
+    state = state or prefilled(models(method))
     assert np.all(np.asarray(state.finish_reason) == Finish.RUNNING)
     run = quick(partial(run_blocks, pair, mode="greedy", num_blocks=BLOCKS, trace=True))
-    record = run(models().params, state)[1]
+    record = run(models(method).params, state)[1]
     replies = stubs.texts(record)
     texts = [[*ids, int(first), *reply] for ids, first, reply in zip(PROMPTS, state.anchor_id, replies, strict=True)]
     committed = np.asarray(record.num_committed).T  # [B, BLOCKS]
@@ -98,12 +109,8 @@ class Trained(NamedTuple):
 
 def trained(text: list[int], anchors: np.ndarray) -> Trained:
     """One pass over a finished text with a block at every anchor."""
-    token_ids = np.zeros((1, ROOM), np.int32)
-    token_ids[0, : len(text)] = text
-    block_ids = np.full((1, len(anchors), DRAFTER.input_rows), DRAFTER.mask_id, np.int32)
-    block_ids[0, :, 0] = token_ids[0, anchors]
     logits, states, context, embedding = jax.tree.map(
-        np.asarray, _train(parameters(), token_ids, block_ids, anchors[None])
+        np.asarray, _train(parameters(), *_blocks(DRAFTER, text, anchors), anchors[None])
     )
     candidate_ids = np.argsort(-logits, axis=-1, kind="stable")[..., :K]
     logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
@@ -116,6 +123,15 @@ def trained(text: list[int], anchors: np.ndarray) -> Trained:
     start = RERANKER.cosine_scale * np.einsum("ae,ake->ak", anchor_out, in_[:, 0])
     pair = RERANKER.cosine_scale * np.einsum("asje,aske->asjk", out[:, :-1], in_[:, 1:])
     return Trained(logits[0], candidate_ids[0], start, pair)
+
+
+def _blocks(drafter: DrafterConfig, text: list[int], anchors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A padded text, and a block of an anchor and masks for every anchor."""
+    token_ids = np.zeros((1, ROOM), np.int32)
+    token_ids[0, : len(text)] = text
+    block_ids = np.full((1, len(anchors), drafter.input_rows), drafter.mask_id, np.int32)
+    block_ids[0, :, 0] = token_ids[0, anchors]
+    return token_ids, block_ids
 
 
 @quick
@@ -160,6 +176,34 @@ def assert_blocks_are_the_trained_ones(served: Served, path=greedy_path) -> None
         np.testing.assert_array_equal(trace.picks[:, row], picks)
         drafts = np.take_along_axis(expected.candidate_ids, picks[..., None], axis=-1)[..., 0]
         np.testing.assert_array_equal(trace.draft_ids[:, row], drafts)
+
+
+def assert_rollouts_are_the_trained_ones(served: Served, method: str) -> None:
+    """Every draft is the likeliest by what training computes at its anchor, given the tokens before it."""
+    drafter, corrector = RECORDS[method]
+
+    @quick
+    def train(params, token_ids, block_ids, anchors, prev_ids):
+        target, trunk = Target(TARGET).bind({"params": params["target"]}), Drafter(drafter)
+        features = target(token_ids, capture=drafter.target_layer_ids).features
+        rows = trunk.apply(
+            {"params": params["drafter"]}, features, target.embed(block_ids), anchors, method="from_features"
+        )
+        states = rows[:, :, : drafter.num_slots]  # the anchor's row speaks for the first slot
+        before = target.embed(prev_ids) if method == "domino" else prev_ids
+        change = make_corrector(corrector).apply({"params": params[method]}, before, states)
+        return target.unembed(states), change if method == "domino" else change[0]
+
+    changed = 0
+    for row, text in enumerate(served.texts):
+        drafts, anchors = np.asarray(served.record.trace.draft_ids)[:, row], served.anchors[row]
+        prev_ids = np.concatenate([np.array(text)[anchors][:, None], drafts[:, :-1]], axis=1)
+        blocks = _blocks(drafter, text, anchors)
+        logits, change = train(parameters(), *blocks, anchors[None], prev_ids[None])
+        expected = np.argmax(np.asarray(logits + change)[0], axis=-1)
+        np.testing.assert_array_equal(drafts, expected)
+        changed += np.sum(expected != np.argmax(np.asarray(logits)[0], axis=-1))
+    assert changed > 0, "the correction never decided"
 
 
 def assert_drafts_are_the_likeliest(served: Served) -> None:

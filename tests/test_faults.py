@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 @pytest.fixture(scope="module")
 def state() -> DecodeState:
     """Behind a faultless prefill, whatever is planted later."""
-    return served.prefilled(served.models().pair())
+    return served.prefilled(served.models())
 
 
 def around(patch: pytest.MonkeyPatch, module, name: str, fault: Callable) -> None:
@@ -73,6 +73,30 @@ def test_a_block_that_is_not_the_trained_one_is_seen(monkeypatch, state, plant):
     blocks = served.serve("lilicorr", state)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         served.assert_blocks_are_the_trained_ones(blocks)
+    served.assert_texts_are_the_targets_own(blocks)
+
+
+def rows_of_the_other_convention(patch):
+    """Domino's rows read as DFlash's: each would speak for the position behind its own."""
+    around(patch, propose, "slot_states", lambda right, config, rows: rows[:, 1 : 1 + config.num_slots])
+
+
+def anchor_forgotten(patch):
+    """The tokens before the slots begin with the first draft's place empty."""
+
+    def fault(right, config, folded, logits, states, anchor_id):
+        return right(config, folded, logits, states, jnp.zeros_like(anchor_id))
+
+    around(patch, propose, "domino_rollout", fault)
+
+
+@pytest.mark.parametrize("plant", [rows_of_the_other_convention, anchor_forgotten])
+def test_a_rollout_that_is_not_the_trained_one_is_seen(monkeypatch, state, plant):
+    """The methods share target and drafter, and so the prefill."""
+    plant(monkeypatch)
+    blocks = served.serve("domino", state)
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        served.assert_rollouts_are_the_trained_ones(blocks, "domino")
     served.assert_texts_are_the_targets_own(blocks)
 
 

@@ -133,7 +133,7 @@ def dspark(
         with jax.named_scope("rollout"):
             rolled = dspark_rollout(corrector, params["dspark"], logits, states, anchor_id, kind=kind, **draws)
         num_proposed = _all_slots(rolled.draft_ids)
-        if threshold:
+        if threshold and rolled.confidence is not None:
             num_proposed = confident_prefix(jax.nn.sigmoid(rolled.confidence), threshold)
         return Proposal(draft_ids=rolled.draft_ids, num_proposed=num_proposed, q=rolled.q)
 

@@ -100,7 +100,7 @@ def dspark_rollout(
             mixed += jnp.einsum("br,rm->bm", carry, folded.state_kernel)
         features, carry = markov_step(config.kind, row, mixed, carry)
         corrected = logits[:, slot].astype(jnp.float32) + _score(features, folded.out_rows)
-        if kind == "sampled":
+        if temperature is not None and uniforms is not None:
             q.append(_distribution(corrected, temperature))
             token = draw(q[-1], uniforms[:, slot])
         else:

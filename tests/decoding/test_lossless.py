@@ -14,7 +14,7 @@ from lilicorr_jax.decoding.prefill import empty_state, prefill
 from lilicorr_jax.decoding.speculate import Finish, run_blocks
 from serve.engine import Engine, EngineConfig, Request
 from tests import stubs
-from tests.pairs import VOCAB, plain_text, prompt, tiny_models
+from tests.pairs import VOCAB, baseline_models, plain_text, prompt, tiny_models
 
 PROMPTS = tuple(prompt(length) for length in (3, 17, 40, 63))
 METHODS = {
@@ -23,17 +23,21 @@ METHODS = {
     "greedy": ("lilicorr", "greedy"),
     "exact": ("lilicorr", "exact"),
     "sampled": ("lilicorr", "sampled"),
+    "domino": ("domino", "greedy"),
+    "dspark": ("dspark", "greedy"),
+    "sampled dspark": ("dspark", "sampled"),
 }
-GREEDY = ("ar", "dflash", "greedy", "exact")
+GREEDY = ("ar", "dflash", "greedy", "exact", "domino", "dspark")
 NUM_TOKENS = 40
 
 
 @functools.cache
 def engine(name: str) -> Engine:
     """One engine per method, compiled for one shape."""
-    method, walk = METHODS[name]
+    method, proposal = METHODS[name]
     config = EngineConfig(rows=4, context_limit=110, smallest_bucket=128, blocks_per_dispatch=3)
-    return Engine(replace(tiny_models(), method=method, proposal=walk), config)
+    models = baseline_models(method) if method in ("domino", "dspark") else tiny_models()
+    return Engine(replace(models, method=method, proposal=proposal), config)
 
 
 def requests(**fields):
@@ -98,14 +102,15 @@ def test_every_id_of_a_stop_list_ends_the_text_and_max_tokens_cuts_a_block(name)
     assert [reply.token_ids for reply in replies] == [text[:n] for n in range(1, 9)]
 
 
-def test_deterministic_drafts_at_temperature_give_the_plain_text_of_the_same_seed():
-    plain, drafted = batch("ar", 0.8), batch("dflash", 0.8)
+@pytest.mark.parametrize("name", ["dflash", "domino"])
+def test_deterministic_drafts_at_temperature_give_the_plain_text_of_the_same_seed(name):
+    plain, drafted = batch("ar", 0.8), batch(name, 0.8)
     assert [reply.token_ids for reply in drafted] == [reply.token_ids for reply in plain]
     assert len({block.accepted for reply in drafted for block in reply.blocks}) >= 3
     assert all(reply.token_ids != greedy.token_ids for reply, greedy in zip(plain, batch("ar"), strict=True))
 
 
-@pytest.mark.parametrize("name", ["dflash", "sampled"])
+@pytest.mark.parametrize("name", ["dflash", "sampled", "sampled dspark"])
 def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_in_another_order(name):
     together = batch(name, 0.8)
     for request, reply in zip(requests(temperature=0.8), together, strict=True):
@@ -114,6 +119,15 @@ def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_in_another_order
     assert backwards[::-1] == together
     others = engine(name).run([replace(request, seed=request.seed + 100) for request in requests(temperature=0.8)])
     assert all(one.token_ids != other.token_ids for one, other in zip(others, together, strict=True))
+
+
+def test_a_threshold_shortens_blocks_and_leaves_the_text():
+    """Drafts of low confidence are not proposed: fewer verified rows count, and no token changes."""
+    config = EngineConfig(rows=4, context_limit=110, smallest_bucket=128, blocks_per_dispatch=3)
+    replies = Engine(replace(baseline_models("dspark"), threshold=0.6), config).run(requests())
+    assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in batch("dspark")]
+    proposed = {block.proposed for reply in replies for block in reply.blocks}
+    assert len(proposed) >= 3 and min(proposed) < NUM_SLOTS
 
 
 def test_rows_that_ask_for_different_sampling_share_a_batch():

@@ -34,6 +34,15 @@ def test_every_block_of_dflash_is_the_argmax_of_its_slots():
     served.assert_texts_are_the_targets_own(blocks)
 
 
+@pytest.mark.parametrize("method", ["domino", "dspark"])
+def test_every_block_of_a_rollout_drafts_what_training_computes_at_its_anchor(method):
+    """Rows of the block, context, folded corrector, tokens before a slot: after the prefill and after every ending."""
+    blocks = served.serve(method)
+    served.assert_rollouts_are_the_trained_ones(blocks, method)
+    served.assert_texts_are_the_targets_own(blocks)
+    assert len(set(np.asarray(blocks.record.num_committed).ravel())) >= 3, "blocks end in too few ways"
+
+
 @pytest.fixture(scope="module")
 def proposals(blocks):
     """The first block's proposal by each walk, at temperature 0.7 and with the numbers it drew with."""
