@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 
-import numpy as np
 import pytest
 import transformers
 
@@ -17,44 +16,7 @@ from lilicorr_jax.conversion.config_json import (
     target_from_json,
     target_to_json,
 )
-from lilicorr_jax.models.layers import rotary_frequencies
-from tests.conftest import GOLDEN
-
-DFLASH = json.loads((GOLDEN / "dflash/tied/drafter/config.json").read_text())
-LILICORR = json.loads((GOLDEN / "lilicorr/config.json").read_text())
-DOMINO = json.loads((GOLDEN / "domino/config.json").read_text()) | {"torch_dtype": "float32"}
-DSPARK = json.loads((GOLDEN / "dspark/config.json").read_text()) | {"torch_dtype": "float32"}
-TARGET = json.loads((GOLDEN / "dflash/tied/target/config.json").read_text())
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-LLAMA = {  # SmolLM2-135M
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000, "rope_scaling": None,
-    "rope_interleaved": False, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "hidden_act": "silu",
-    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "eos_token_id": 2, "bos_token_id": 1,
-}  # fmt: skip
-QWEN2 = {  # Qwen2.5-0.5B
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
-    "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
-    "max_position_embeddings": 32768, "max_window_layers": 21, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
-    "sliding_window": 32768, "use_sliding_window": False, "use_mrope": False, "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16", "hidden_act": "silu", "eos_token_id": 151645,
-}  # fmt: skip
-
-
-def changed(base: dict, **changes) -> dict:
-    """A copy with keys set; `a__b` sets b inside a, `...` deletes."""
-    copy = json.loads(json.dumps(base))
-    for key, value in changes.items():
-        *outer, last = key.split("__")
-        place = copy
-        for part in outer:
-            place = place[part]
-        place.pop(last, None)
-        if value is not ...:
-            place[last] = value
-    return copy
+from tests.conversion.configs import DFLASH, DOMINO, DSPARK, LILICORR, LLAMA, QWEN2, TARGET, YARN, changed
 
 
 def test_a_qwen3_target_is_read_field_by_field():
@@ -126,58 +88,6 @@ def test_every_end_id_is_written():
     ours = dataclasses.replace(presets.demo().target, eos_ids=(2, 0))
     assert generation_to_json(ours) == {"eos_token_id": [2, 0]}
     assert target_from_json(changed(TARGET, eos_token_id=[7, 9])).eos_ids == (7, 9)
-
-
-OLD = {"rope_theta": 1e6, "rope_scaling": YARN}
-NEW = {"rope_theta": ..., "rope_scaling": ..., "rope_parameters": {**YARN, "rope_theta": 1e6}}
-LEGACY = {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}}
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [OLD, NEW, LEGACY, OLD | {"rope_parameters": NEW["rope_parameters"]}, NEW | {"rope_theta": 1e6}],
-    ids=["old", "new", "legacy", "both", "new with an old theta"],
-)
-@pytest.mark.parametrize("base", [TARGET, DFLASH, LILICORR], ids=["target", "dflash", "lilicorr"])
-def test_yarn_is_read_in_every_spelling_and_written_in_both(base, spelling):
-    is_target = base is TARGET
-    record = (
-        target_from_json(changed(base, **spelling)) if is_target else drafter_from_json(changed(base, **spelling))[0]
-    )
-    want = RopeConfig(theta=1e6, yarn_factor=4.0, yarn_original_positions=32768)
-    assert record.rope == want
-    written = json.loads(json.dumps(target_to_json(record) if is_target else drafter_to_json(record)))
-    assert written["rope_scaling"]["factor"] == written["rope_parameters"]["factor"] == 4.0
-    again = target_from_json(written) if is_target else drafter_from_json(written)[0]
-    before, after = rotary_frequencies(record.rope, 128), rotary_frequencies(again.rope, 128)
-    np.testing.assert_array_equal(before[0], after[0])
-    assert before[1] == after[1]
-
-
-def test_an_odd_yarn_survives_bit_for_bit():
-    rope = RopeConfig(
-        theta=1e6 / 3, yarn_factor=10 / 3, yarn_original_positions=4096, yarn_beta_fast=31.7, yarn_beta_slow=1.1,
-        yarn_attention_factor=1 / 3,
-    )  # fmt: skip
-    ours = dataclasses.replace(presets.tiny().target, rope=rope)
-    assert target_from_json(json.loads(json.dumps(target_to_json(ours)))).rope == rope
-
-
-@pytest.mark.parametrize(
-    "changes, value",
-    [
-        ({**OLD, "rope_parameters": {**YARN, "factor": 8.0, "rope_theta": 1e6}}, "8.0"),
-        ({"rope_theta": 1e6, "rope_scaling": None, "rope_parameters": {**YARN, "rope_theta": 1e6}}, "yarn_factor=4.0"),
-        ({"rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, "100000.0"),
-        ({"rope_theta": ...}, "rope_theta"),
-        ({"rope_theta": "1e6"}, "'1e6'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
-        ({"rope_scaling": {**YARN, "factor": 0.5}}, "0.5"),
-    ],
-)
-def test_rotary_settings_that_disagree_or_lack_something_are_refused(changes, value):
-    with pytest.raises(ValueError, match=re.escape(value)):
-        target_from_json(changed(TARGET, **changes))
 
 
 @pytest.mark.parametrize("key", ["block_size", "mask_token_id", "target_layer_ids"])
