@@ -1,11 +1,13 @@
 """Rotary settings in every public spelling become our record and come back; contradictions are named."""
 
 import dataclasses
+import json
 import re
 
 import numpy as np
 import pytest
 
+from lilicorr_jax import presets
 from lilicorr_jax.config import RopeConfig
 from lilicorr_jax.conversion.config_json import drafter_from_json, drafter_to_json, target_from_json, target_to_json
 from lilicorr_jax.models.layers import rotary_frequencies
