@@ -29,6 +29,7 @@ class DecodeConfig:
     target: str | None = setting(None, "Folder of the target; none takes SmolLM2 out of the cache.")
     prompt: str = setting("What is the capital of France?", "Prompt, put in the chat template.")
     new_tokens: int = setting(64, "Tokens to decode; end-of-text ids don't stop it.")
+    blocks_per_dispatch: int = setting(16, "Steps of this engine in one device program.")
     threads: tuple[int, ...] = setting((1, 2), "Numbers of CPUs to run on.")
     rounds: int = setting(7, "Turns of each contestant.")
 
@@ -39,6 +40,7 @@ def run(config: DecodeConfig) -> None:
         "target": str(folder),
         "prompt_ids": list(templated(load_tokenizer(folder), config.prompt)),
         "new_tokens": config.new_tokens,
+        "blocks_per_dispatch": config.blocks_per_dispatch,
     }
     for num_threads in config.threads:
         report(settings, weight_bytes(folder), num_threads, config.rounds)
