@@ -92,15 +92,13 @@ def time_all(config: StudyConfig) -> None:
         path.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def write(config: StudyConfig, workload: Workload) -> None:
+def write(config: StudyConfig) -> None:
     """results.json, the page and its figures."""
     output = Path(config.output)
     results = gather(config.keep, read_costs(config)) | {
         "run": {
             "command": shlex.join(["python", "-m", PROGRAM]),
             "steps": config.steps,
-            "prompts": len(workload.greedy),
-            "seeds": config.seed,
             "revision": provenance.revision(),
             "versions": provenance.versions(),
             "device": provenance.device(),
@@ -119,12 +117,11 @@ def run(config: StudyConfig) -> None:
         train_all(chosen, config)
     if "cost" in config.stages:
         time_all(config)
-    if {"measure", "write"} & set(config.stages):
+    if "measure" in config.stages:
         workload = read_workload(config.target, config.prompts, config.data, config.seed, config.num_prompts)
-        if "measure" in config.stages:
-            measure_all(chosen, config, workload)
-        if "write" in config.stages:
-            write(config, workload)
+        measure_all(chosen, config, workload)
+    if "write" in config.stages:
+        write(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,8 @@ def gather(keep: Path, costs: Mapping[str, float], variants: Sequence[Variant] =
     Returns:
         `arms`: records of training, with progress on held-out rows; `rows`: see `summary.Row`; `deaths`: by
         "variant/way/temperature", of all training seeds; `curves`: by "variant/way", means over training seeds;
-        `engine`: how many replies the engine decoded with the predicted blocks, over all arms; `costs`.
+        `engine`: how many replies the engine decoded with the predicted blocks, over all arms; `costs`; `prompts`: how
+        many; `seeds`: of sampling.
     """
     folders = sorted(path.parent for path in keep.glob(f"*/{MEASURED_FILE}"))
     records = [json.loads((folder / ARM_FILE).read_text()) for folder in folders]
@@ -34,7 +35,10 @@ def gather(keep: Path, costs: Mapping[str, float], variants: Sequence[Variant] =
         record["held_out"] = held_out(folder / METRICS_FILE)
     order = [variant.name for variant in variants if variant.name in replies]
     rows = summary.rows({name: replies[name] for name in order}, (BASE, "argmax"))
+    everything = [reply for by_seed in replies.values() for group in by_seed.values() for reply in group]
     return {
+        "prompts": len({reply.id for reply in everything}),
+        "seeds": sorted({reply.seed for reply in everything if reply.temperature > 0}),
         "arms": records,
         "costs": dict(costs),
         "rows": summary.to_json(rows),

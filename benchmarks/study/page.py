@@ -93,13 +93,12 @@ def opening(results: Mapping) -> str:
     steps = sorted({arm["steps"] for arm in results["arms"]})
     seeds = {name: sum(arm["variant"] == name for arm in results["arms"]) for name in LABELS}
     counts = ", ".join(f"{LABELS[name]} {count}" for name, count in seeds.items() if count)
-    run = results["run"]
     return (
         "Written by a program; edit nothing here. Every arm is a run of `train.main` with the flags of "
         f"train/flagfiles/demo.flags and its own (below): {results['run']['steps']} steps of 8 rows x 4 anchors"
         f"{' (' + str(steps[-1]) + ' at equal CPU time)' if len(steps) > 1 else ''}. Runs: {counts}. Measured on "
-        f"{run['prompts']} held-out prompts of five categories, at T = 1 with sampling seeds "
-        f"{', '.join(map(str, run['seeds']))}. One small corpus and one small target (1.1 million parameters, 512 "
+        f"{results['prompts']} held-out prompts of five categories, at T = 1 with sampling seeds "
+        f"{', '.join(map(str, results['seeds']))}. One small corpus and one small target (1.1 million parameters, 512 "
         "tokens): what is seen here is direction and mechanism, and no claim about another target."
     )
 

@@ -16,7 +16,7 @@ WAYS = {
     "lilicorr": {"greedy": "4", "exact": "31", "exact, rows normalised": "4"},
 }
 RUN = {
-    "command": "python -m benchmarks.study", "steps": 2000, "prompts": 2, "seeds": [42], "revision": "0123456789",
+    "command": "python -m benchmarks.study", "steps": 2000, "revision": "0123456789",
     "versions": {"jax": "0"}, "device": {"kind": "a processor", "cpus": 2}, "finished": "2026-11-30T14:00+00:00",
 }  # fmt: skip
 
@@ -66,6 +66,7 @@ def test_every_arm_that_was_measured_is_on_the_page_with_its_numbers(results):
     for label, value in tau.items():
         assert f"| {label} " in text and f"{value:.3f} ± 0.000" in text
     assert "+20.0 ± 0.0 % [" in text  # 8 / 5 over 8 / 6
+    assert "on 2 held-out prompts" in text and "sampling seeds 42." in text
     assert "LiLiCorr (1.60) > DFlash (1.33)" in text and "The order is the paper's." in text
     assert "decoded 28 replies with deterministic drafts too, 28 of them" in text
     assert "Domino" not in text.split("## The paper's figures")[0].split("by speed-up")[0]
