@@ -15,6 +15,7 @@ TOLERANCES = {
     "loss": 2e-6,  # relative
     "gradient": 2e-5,  # ||g - g'|| / ||g||, leaf by leaf
     "devices_loss": 1e-6,  # relative, between device counts
+    "devices_metric": 1e-6,  # means and rates, between device counts
     "devices_gradient": 1e-5,  # as "gradient", between device counts
     "bfloat16": 2e-2,  # indicative
     "cancelling_gradient": 1e-2,  # as "gradient", in bfloat16 near convergence, where careless sums lose a tenth of it

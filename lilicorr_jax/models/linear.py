@@ -45,9 +45,9 @@ class Linear(nn.Module):
         bias = self.param("bias", init, (self.features,), jnp.float32)
         return y + jnp.broadcast_to(bias.astype(self.dtype), y.shape)
 
-    def _multiply(self, x: Array, matrix: Array, contracted: int) -> Array:
+    def _multiply(self, x: Array, matrix: jax.typing.ArrayLike, contracted: int) -> Array:
         dimensions = (((x.ndim - 1,), (contracted,)), ((), ()))
-        return jax.lax.dot_general(x, matrix.astype(self.dtype), dimensions)
+        return jax.lax.dot_general(x, jnp.asarray(matrix, self.dtype), dimensions)
 
 
 def for_decoding(params: Mapping) -> dict:
@@ -58,5 +58,5 @@ def for_decoding(params: Mapping) -> dict:
     }
 
 
-def _decoded(name: str, leaf: Array) -> Array:
+def _decoded(name: str, leaf):
     return leaf.T if name == TRAINED else leaf

@@ -16,8 +16,8 @@ from tests.train.texts import few_layers_parameters, make_objective, random_batc
 def answers():
     """Terms and gradients of the joint loss, by both."""
     ours = make_objective()
-    batch = jax.tree.map(jnp.asarray, random_batch(rows=3))
-    params, frozen = few_layers_parameters()
+    batch = jax.tree.map(jnp.asarray, random_batch())
+    params, frozen = jax.tree.map(jnp.asarray, few_layers_parameters())
 
     def answer(objective):
         def loss(params):
@@ -31,7 +31,10 @@ def answers():
 
 def test_terms_are_those_of_dense_masks_and_all_logits(answers):
     (_, ours), (_, plain) = answers
-    assert_close(vars(ours), vars(plain), "forward")
+    shared = {
+        name: value for name, value in vars(ours).items() if name != "spread_sum"
+    }  # a gauge of the objective alone
+    assert_close(shared, {name: getattr(plain, name) for name in shared}, "forward")
     assert float(plain.num_lattice_slots) > 0 and float(plain.distractor_sum) > 0
 
 

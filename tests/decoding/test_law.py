@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lilicorr_jax.config import DSparkConfig
 from lilicorr_jax.decoding import speculate, verify
 from lilicorr_jax.decoding.noise import draw
 from lilicorr_jax.decoding.pair import Pair
 from lilicorr_jax.decoding.proposal import SparseQ
+from lilicorr_jax.decoding.rollout import dspark_rollout
+from lilicorr_jax.decoding.schedule import confident_prefix
 from lilicorr_jax.decoding.speculate import run_blocks
 from lilicorr_jax.decoding.walk import walk
+from lilicorr_jax.models.fold import FoldedDSpark
 from pallas_kernels.match_walk import Scores
 from tests import stubs
 
@@ -67,6 +71,53 @@ def short(length, anchor_id, temperature, noise):
     return dense(length, anchor_id, temperature, noise).replace(num_proposed=length % (SLOTS + 1))
 
 
+WIDTH, RANK = 3, 5
+MARKOV = DSparkConfig(drafter_width=WIDTH, vocab_size=VOCAB, num_slots=SLOTS, rank=RANK, kind="rnn")
+STATES = TABLES.normal(size=(len(TARGET), WIDTH)).astype(np.float32)
+MIXED = 3 * RANK + 1
+FOLDED = {
+    name: TABLES.normal(size=shape).astype(np.float32)
+    for name, shape in {
+        "token_in": (VOCAB, RANK),
+        "hidden_kernel": (WIDTH, MIXED),
+        "hidden_bias": (MIXED,),
+        "token_kernel": (RANK, MIXED),
+        "state_kernel": (RANK, 3 * RANK),
+        "out_rows": (VOCAB, RANK),
+    }.items()
+}
+# The confidence, in the last column, reads the token before alone: high behind tokens 0 and 2, low behind 1 and 3.
+FOLDED["hidden_kernel"][:, -1] = FOLDED["hidden_bias"][-1] = 0
+FOLDED["token_kernel"][:, -1] = np.linalg.lstsq(FOLDED["token_in"], np.array([2.0, -2.0, 1.0, -1.0]))[0]
+THRESHOLD = 0.5
+
+
+def rolled(length, anchor_id, **draws):
+    """DSpark's rollout over a table of states and logits by position."""
+    slots = length[:, None] + jnp.arange(SLOTS, dtype=jnp.int32)[None, :]
+    block = jnp.array(DRAFT[:, 0])[slots], jnp.array(STATES)[slots]
+    folded = FoldedDSpark(**{name: jnp.array(table) for name, table in FOLDED.items()})
+    return dspark_rollout(MARKOV, folded, *block, anchor_id, **draws)
+
+
+def markov(length, anchor_id, temperature, noise):
+    """Every draft of DSpark's recurrence is drawn, and its q dense."""
+    drawn = rolled(length, anchor_id, kind="sampled", temperature=temperature, uniforms=noise)
+    return stubs.drafts(drawn.draft_ids, q=drawn.q)
+
+
+def cautious(length, anchor_id, temperature, noise):
+    """Drafts from the first of low confidence on are left out; each confidence reads the draft before its own."""
+    drawn = rolled(length, anchor_id, kind="sampled", temperature=temperature, uniforms=noise)
+    kept = confident_prefix(jax.nn.sigmoid(drawn.confidence), THRESHOLD)
+    return stubs.drafts(drawn.draft_ids, kept, drawn.q)
+
+
+def markov_argmax(length, anchor_id, temperature, noise):
+    """DSpark's greedy drafts."""
+    return stubs.drafts(rolled(length, anchor_id).draft_ids)
+
+
 def enumerated_law(filtered: bool) -> np.ndarray:
     """Probability of every text of TOKENS tokens behind anchor 0, in float64."""
     weights = np.exp(TARGET.astype(np.float64) / TEMPERATURE)
@@ -111,7 +162,11 @@ def p_value(texts, filtered: bool = False) -> float:
 
 @pytest.mark.parametrize(
     ("script", "mode"),
-    [*((script, "temperature") for script in (None, deterministic, sparse, dense, short)), (dense, "filtered")],
+    [
+        *((script, "temperature") for script in (None, deterministic, sparse, dense, short, markov, cautious)),
+        (dense, "filtered"),
+        (markov, "filtered"),
+    ],
 )
 def test_speculated_text_has_the_targets_joint_law(script, mode):
     texts, accepted = sample(script, mode)
@@ -119,8 +174,9 @@ def test_speculated_text_has_the_targets_joint_law(script, mode):
     assert p_value(texts, filtered=mode == "filtered") > 1e-3
 
 
-def test_deterministic_drafts_change_no_token_at_any_temperature():
-    np.testing.assert_array_equal(sample(deterministic)[0], sample(None)[0])
+@pytest.mark.parametrize("script", [deterministic, markov_argmax])
+def test_deterministic_drafts_change_no_token_at_any_temperature(script):
+    np.testing.assert_array_equal(sample(script)[0], sample(None)[0])
 
 
 def share_uniforms(monkeypatch):
@@ -161,6 +217,23 @@ def soft_argmax(*block):
     return deterministic(*block).replace(q=dense(*block).q)
 
 
-@pytest.mark.parametrize("script", [flat_dense, soft_argmax])
+def greedy_markov(*block):
+    """DSpark's greedy drafts with the q that they were not drawn from."""
+    return markov_argmax(*block).replace(q=markov(*block).q)
+
+
+@pytest.mark.parametrize("script", [flat_dense, soft_argmax, greedy_markov])
 def test_a_q_that_was_not_sampled_from_is_seen(script):
     assert p_value(sample(script)[0]) < 1e-3
+
+
+def looking_ahead(length, anchor_id, temperature, noise):
+    """As cautious, but a draft is left out for what the confidence says of the slot behind it, which has read it."""
+    right = cautious(length, anchor_id, temperature, noise)
+    drawn = rolled(length, anchor_id, kind="sampled", temperature=temperature, uniforms=noise)
+    behind = jnp.roll(jax.nn.sigmoid(drawn.confidence), -1, axis=1)
+    return right.replace(num_proposed=confident_prefix(behind, THRESHOLD))
+
+
+def test_a_length_that_depends_on_the_drafts_it_cuts_is_seen():
+    assert p_value(sample(looking_ahead)[0]) < 1e-3

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from lilicorr_jax.config import ObjectiveConfig
+from lilicorr_jax.losses import baselines
+from lilicorr_jax.losses import terms as sums
 from lilicorr_jax.losses.baselines import (
     SlotReadings,
     SlotRows,
     base_weight,
     confidence_cross_entropy,
     domino_mixture,
-    domino_terms,
     dspark_mixture,
-    dspark_terms,
     read_logits,
     read_slots,
 )
 from lilicorr_jax.losses.drafter import supervised_weights
 from lilicorr_jax.losses.prefix import leading_run
-from lilicorr_jax.losses.terms import Terms, joint_loss, metrics
+from lilicorr_jax.losses.terms import Terms, joint_loss
 from tests.program import shapes_made
 from tests.tolerance import assert_close, assert_gradients_close
 
@@ -32,7 +32,13 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 SLOTS, WIDTH, RANK, VOCAB, CANDIDATES = 13, 16, 6, 96, 4
 DECAY_4 = ObjectiveConfig(slot_decay=4.0)
 
+# One program each, instead of one for each of their operations.
+domino_terms = jax.jit(baselines.domino_terms, static_argnums=3)
+dspark_terms = jax.jit(baselines.dspark_terms, static_argnums=4)
+metrics = jax.jit(sums.metrics)
 
+
+@jax.jit
 def read_blocks(base, corrected, gold_ids, target=None) -> SlotReadings:
     """`read_logits` of whole blocks [*b, S, V]."""
     flat = [None if x is None else jnp.asarray(x).reshape(-1, x.shape[-1]) for x in (base, corrected, target)]
@@ -171,8 +177,8 @@ def test_chunks_change_neither_readings_nor_gradients(case, chunk):
 
     learned = (rows.states, rows.features, correction)
     chunked = partial(read_slots, num_candidates=CANDIDATES, chunk=chunk)
-    gradient, readings = jax.grad(partial(value, chunked), has_aux=True)(learned)
-    expected_gradient, expected = jax.grad(partial(value, read_plainly), has_aux=True)(learned)
+    gradient, readings = jax.jit(jax.grad(partial(value, chunked), has_aux=True))(learned)
+    expected_gradient, expected = jax.jit(jax.grad(partial(value, read_plainly), has_aux=True))(learned)
     np.testing.assert_array_equal(readings.candidate_ids, expected.candidate_ids)
     np.testing.assert_array_equal(readings.is_chosen, expected.is_chosen)
     assert_close(readings, expected)
@@ -187,16 +193,15 @@ def test_readings_are_those_of_whole_rows_in_float64(case):
     softmax = lambda logits: np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     own, changed, target = (softmax(x) for x in (base, corrected, wide(rows.target_states) @ wide(unembedding).T))
     gold = np.arange(SLOTS), np.asarray(rows.gold_ids)
-    readings = read_slots(rows, unembedding, correction, CANDIDATES, 5)
+    read = jax.jit(read_slots, static_argnums=(3, 4))
+    readings = read(rows, unembedding, correction, CANDIDATES, 5)
     assert_close(readings.base_logprobs, np.log(own[gold]))
     assert_close(readings.gold_logprobs, np.log(changed[gold]))
     assert_close(readings.distance, np.abs(changed - target).sum(-1))
     np.testing.assert_array_equal(readings.candidate_ids, np.argsort(-base)[:, :CANDIDATES])
     np.testing.assert_array_equal(readings.is_chosen, corrected.argmax(-1) == gold[1])
-    best = read_slots(
-        rows._replace(gold_ids=jnp.asarray(corrected.argmax(-1), jnp.int32)), unembedding, correction, 1, 5
-    )
-    assert best.is_chosen.all()
+    best = jnp.asarray(corrected.argmax(-1), jnp.int32)
+    assert read(rows._replace(gold_ids=best), unembedding, correction, CANDIDATES, 5).is_chosen.all()
 
 
 def test_no_row_of_the_vocabularys_width_outlives_its_chunk(case):
@@ -215,7 +220,7 @@ def test_no_row_of_the_vocabularys_width_outlives_its_chunk(case):
 def test_the_frozen_unembedding_receives_nothing(case):
     rows, unembedding, correction = case
     read = lambda table: curved(read_slots(rows, table, correction, CANDIDATES, 5))
-    assert not np.any(jax.grad(read)(unembedding))
+    assert not np.any(jax.jit(jax.grad(read))(unembedding))
 
 
 def test_a_batch_with_nothing_to_learn_gives_zero(case):

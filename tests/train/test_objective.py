@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import train.objective as trainer
 from lilicorr_jax.cache import append, init_cache
+from lilicorr_jax.decoding import propose
 from lilicorr_jax.decoding.candidates import candidate_pool
 from lilicorr_jax.models.corrector import make_corrector
 from lilicorr_jax.models.dflash import Drafter
+from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.target import Target, unembedding
 from tests.tolerance import assert_close
 from tests.train.texts import few_layers_parameters, make_objective, random_batch
@@ -21,6 +24,7 @@ from train.objective import (
     Anchors,
     Labels,
     Lesson,
+    Objective,
     choose_anchors,
     draft_states,
     draw_pool,
@@ -32,7 +36,7 @@ from train.objective import (
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 OBJECTIVE = make_objective()
-S, Q = OBJECTIVE.drafter.num_slots, OBJECTIVE.drafter.input_rows
+S = OBJECTIVE.drafter.num_slots
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +68,28 @@ def draft(parameters):
     return jax.jit(lambda *inputs: draft_states(OBJECTIVE, trained["drafter"], target, *inputs))
 
 
-@jax.jit
-def serve(parameters, text, anchor):
-    """States and logits as serving computes them: prefill, context rows in a cache, one block at its length.
+def serve_rows(objective: Objective, parameters, text, anchor):
+    """A drafted block as serving computes it: prefill, context rows in a cache, one block at its length.
 
     Args:
         text: one row, zero from the anchor on but for the anchor itself.
         anchor: its position, the length of the prompt.
     """
     trained, target = parameters
-    target, verifier = {"params": target}, Target(OBJECTIVE.target)
-    drafter = Drafter(OBJECTIVE.drafter).bind({"params": trained["drafter"]})
-    features = verifier.apply(target, text[None], capture=OBJECTIVE.drafter.target_layer_ids).features
+    verifier = Target(objective.target).bind({"params": target})
+    drafter = Drafter(objective.drafter).bind({"params": trained["drafter"]})
+    features = verifier(text[None], capture=objective.drafter.target_layer_ids).features
     rows = drafter.context_rows(drafter.fuse(features), jnp.arange(text.shape[0])[None])
-    cache = append(init_cache(OBJECTIVE.drafter, 1, 32), rows, jnp.zeros(1, jnp.int32))
-    ids = jnp.full((1, Q), OBJECTIVE.drafter.mask_id).at[:, 0].set(text[anchor])
-    block = verifier.apply(target, ids, method="embed")
-    states = drafter.draft(block, cache=cache, length=anchor[None])[0, 1 : S + 1]
-    return states, verifier.apply(target, states, method="unembed")
+    cache = append(init_cache(objective.drafter, 1, 32), rows, jnp.zeros(1, jnp.int32))
+    ids = jnp.full((1, objective.drafter.input_rows), objective.drafter.mask_id).at[:, 0].set(text[anchor])
+    return drafter.draft(verifier.embed(ids), cache=cache, length=anchor[None])
+
+
+@jax.jit
+def serve(parameters, text, anchor):
+    """The states and logits of its slots."""
+    states = serve_rows(OBJECTIVE, parameters, text, anchor)[0, 1 : S + 1]
+    return states, Target(OBJECTIVE.target).bind({"params": parameters[1]}).unembed(states)
 
 
 def test_training_computes_the_states_and_candidates_that_serving_computes(parameters, batch, lesson, anchors, draft):
@@ -176,6 +184,17 @@ def test_anchors_depend_on_seed_step_and_example_and_not_on_the_place_in_the_bat
     renamed = batch.replace(example_id=batch.example_id + 1)
     for other in (draw(batch, 0, 6), draw(batch, 1, 5), draw(renamed, 0, 5)):
         assert (other != draw(batch, 0, 5)).any()
+
+
+def test_anchors_of_a_row_do_not_depend_on_its_padding():
+    batch = jax.tree.map(jnp.asarray, random_batch(rows=6))
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, 9))) if x.ndim == 2 else x
+    longer = jax.tree.map(pad, batch)
+    for num_anchors in (3, 30):  # 30 are more than the shorter row has places
+        short, long = (draw_anchors(rows, num_anchors, 0, jnp.int32(5)) for rows in (batch, longer))
+        for row in range(6):
+            kept = [anchors.position[row][anchors.is_kept[row]].tolist() for anchors in (short, long)]
+            assert kept[0] == kept[1]
 
 
 def test_every_valid_place_is_drawn_equally_often():
@@ -288,3 +307,37 @@ def test_terms_of_a_corrector_are_sums_over_slots_that_read_the_gold_tokens_befo
                 wanted["distance"] += weight * distance
                 wanted["confidence"] += weight * (np.logaddexp(0, logit) - (1 - distance / 2) * logit)
     assert_close({name: getattr(terms, f"{name}_sum") for name in wanted}, wanted)
+
+
+@pytest.mark.parametrize("method", ["domino", "dspark"])
+def test_training_picks_what_serving_drafts_as_long_as_the_text_agrees(method, monkeypatch):
+    """A text that goes on with a rollout is picked whole; where one token is another, the picked prefix ends there."""
+    objective, anchor = make_objective(method=method), 9
+    parameters = jax.tree.map(jnp.asarray, few_layers_parameters(method))
+    head = unembedding(parameters[1], objective.target)
+    proposer = getattr(propose, method)(objective.drafter, objective.corrector, lambda _, states: states @ head.T)
+    text = jnp.where(jnp.arange(24) <= anchor, random_batch(rows=1).token_ids[0], 0)
+
+    @jax.jit
+    def rollout(parameters):
+        folded = fold_for_serving(objective.corrector, parameters[0][method], parameters[1]["embed"]["embedding"])
+        rows = serve_rows(objective, parameters, text, jnp.int32(anchor))
+        nothing = jnp.zeros((1, objective.drafter.width))
+        return proposer({method: folded}, rows, text[anchor][None], nothing, jnp.zeros(1), jnp.zeros((1, S))).draft_ids[
+            0
+        ]
+
+    here = Anchors(position=jnp.array([[anchor]]), is_kept=jnp.array([[True]]))
+    monkeypatch.setattr(trainer, "choose_anchors", lambda *_: here)
+    terms_of = jax.jit(objective)
+    drafts = np.asarray(rollout(parameters))
+    assert len(set(drafts.tolist())) > 1
+    for wrong in (None, *range(S)):
+        gold = drafts.copy()
+        if wrong is not None:
+            gold[wrong] = (gold[wrong] + 1) % 90
+        ids = text.at[anchor + 1 : anchor + 1 + S].set(gold)
+        row = Batch(
+            token_ids=ids[None], loss_mask=jnp.ones((1, 24), bool), length=jnp.array([24]), example_id=jnp.array([0])
+        )
+        assert terms_of(*parameters, row, jnp.int32(0)).selected_prefix_sum == (S if wrong is None else wrong)

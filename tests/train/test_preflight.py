@@ -87,7 +87,7 @@ def test_what_is_too_wide_is_named():
         return Instruction(name=scope, opcode="fusion", shapes=(("f32", sizes),), scope=scope, computation="", text="")
 
     program = Program(
-        text="", arguments={}, launches=(), command_buffers=0, captured=0, flops=0, bytes_accessed=0, kernels=(),
+        text="", arguments={}, launches=(), command_buffers=0, captured=0, flops=0.0, bytes_accessed=0.0, kernels=(),
         memory=Memory(arguments=0, outputs=0, aliased=0, temporary=0),
         instructions=(
             made("slots", 7680, 151_936), made("positions", 1, 3072, 151_936), made("chunk", 1024, 151_936),
