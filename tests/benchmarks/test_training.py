@@ -52,6 +52,7 @@ def test_block_attention_is_that_of_one_dense_mask():
     assert_close(ours, dense_block_attention(*arrays, anchors))
 
 
+@pytest.mark.slow  # compiles eight steps
 def test_benchmark_says_sizes_shares_and_growth(capsys):
     small = TrainingConfig(
         width=64, vocab_size=160, layers=3, drafter_layers=1, reranker_width=16, anchors=(2, 4), lengths=(24,), rounds=1
