@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from lilicorr_jax import flags
-from lilicorr_jax.config import DrafterConfig, RerankerConfig, TargetConfig, default_target_layer_ids, setting
+from lilicorr_jax.config import DrafterConfig, RerankerConfig, TargetConfig, setting
 from lilicorr_jax.conversion.checkpoint import DrafterCheckpoint, load_target, save_drafter
 from lilicorr_jax.models.dflash import Drafter, drafter_shapes
 from lilicorr_jax.models.lilicorr import Reranker, reranker_shapes
+from lilicorr_jax.presets import drafter_of
 from lilicorr_jax.sharding import init_parameters
 
 PROGRAM = "benchmarks.random_drafter"
@@ -39,24 +40,7 @@ def drafter_for(
     target: TargetConfig, *, layers: int, num_slots: int, mask_id: int, width: int
 ) -> tuple[DrafterConfig, RerankerConfig]:
     """A drafter of the target's own shapes, and a reranker that goes with it."""
-    drafter = DrafterConfig(
-        vocab_size=target.vocab_size,
-        width=target.width,
-        num_layers=layers,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_width=target.head_width,
-        ffn_width=target.ffn_width,
-        max_positions=target.max_positions,
-        rope=target.rope,
-        norm_eps=target.norm_eps,
-        dtype=target.dtype,
-        num_target_layers=target.num_layers,
-        target_layer_ids=default_target_layer_ids(target.num_layers, layers),
-        mask_id=mask_id,
-        input_rows=num_slots + 1,
-        num_slots=num_slots,
-    )
+    drafter = drafter_of(target, num_layers=layers, mask_id=mask_id, num_slots=num_slots)
     reranker = RerankerConfig(
         drafter_width=target.width,
         num_slots=num_slots,

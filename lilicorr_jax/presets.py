@@ -44,6 +44,28 @@ class Preset:
         return chosen[method]
 
 
+def drafter_of(target: TargetConfig, *, num_layers: int, mask_id: int, num_slots: int) -> DrafterConfig:
+    """A drafter of the target's own shapes, which reads the layers of the public rule."""
+    return DrafterConfig(
+        vocab_size=target.vocab_size,
+        width=target.width,
+        num_layers=num_layers,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_width=target.head_width,
+        ffn_width=target.ffn_width,
+        max_positions=target.max_positions,
+        rope=target.rope,
+        norm_eps=target.norm_eps,
+        dtype=target.dtype,
+        num_target_layers=target.num_layers,
+        target_layer_ids=default_target_layer_ids(target.num_layers, num_layers),
+        mask_id=mask_id,
+        input_rows=num_slots + 1,
+        num_slots=num_slots,
+    )
+
+
 def _preset(
     target: TargetConfig,
     *,
@@ -54,24 +76,7 @@ def _preset(
     domino: dict | None = None,
     dspark: dict | None = None,
 ) -> Preset:
-    drafter = DrafterConfig(
-        vocab_size=target.vocab_size,
-        width=target.width,
-        num_layers=drafter_layers,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_width=target.head_width,
-        ffn_width=target.ffn_width,
-        max_positions=target.max_positions,
-        rope=target.rope,
-        norm_eps=target.norm_eps,
-        dtype=target.dtype,
-        num_target_layers=target.num_layers,
-        target_layer_ids=default_target_layer_ids(target.num_layers, drafter_layers),
-        mask_id=mask_id,
-        input_rows=num_slots + 1,
-        num_slots=num_slots,
-    )
+    drafter = drafter_of(target, num_layers=drafter_layers, mask_id=mask_id, num_slots=num_slots)
     shared: dict = dict(drafter_width=target.width, num_slots=num_slots, dtype=target.dtype)
     scoring = shared | dict(vocab_size=target.vocab_size)
     return Preset(

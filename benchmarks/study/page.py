@@ -118,8 +118,8 @@ def room(find: Find) -> list[str]:
     return [
         "How much room has coherence here? Pair counts of the training replies alone, walked over DFlash's candidates "
         f"without any training, lift tau from {base.tau.mean:.2f} to {best.tau.mean:.2f}. Measured by that step, the "
-        f"trained methods take: {', '.join(taken)}. That neighbours say so much of each other is this corpus' doing: "
-        "512 tokens, and tables that decide the wording."
+        f"trained methods take: {', '.join(taken)}. A likely cause, which "
+        "nothing here proves, is the corpus: it has 512 tokens, and tables that decide the wording."
     ]
 
 

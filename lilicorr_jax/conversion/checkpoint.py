@@ -67,7 +67,12 @@ def load_target(
         dtype: of activations and parameters; None takes the one that config.json names.
         mesh: parameters are placed by `sharding.LOGICAL_RULES`; None puts them on the default device.
         to_decode: gives the tree of `models.linear.for_decoding`, on the default device.
+
+    Raises:
+        ValueError: the folder is not a target's, or both `mesh` and `to_decode` are asked for.
     """
+    if to_decode and mesh is not None:
+        raise ValueError("A target that is read to decode lies on the default device; ask for to_decode or a mesh.")
     folder = Path(folder)
     generation = read_json(folder, GENERATION_FILE) if exists(folder, GENERATION_FILE) else None
     config = target_from_json(read_json(folder, CONFIG_FILE), generation, dtype=dtype)

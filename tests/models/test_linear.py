@@ -10,7 +10,7 @@ from lilicorr_jax.conversion.checkpoint import load_target, save_target
 from lilicorr_jax.models.linear import Linear, for_decoding
 from lilicorr_jax.models.target import Target
 from lilicorr_jax.presets import PRESETS
-from lilicorr_jax.sharding import init_parameters
+from lilicorr_jax.sharding import init_parameters, make_mesh
 from tests.tolerance import assert_close
 
 
@@ -50,3 +50,5 @@ def test_a_target_read_to_decode_is_the_target_turned(tmp_path):
     _, trained = load_target(tmp_path)
     _, read = load_target(tmp_path, to_decode=True)
     jax.tree.map(np.testing.assert_array_equal, read, for_decoding(trained))
+    with pytest.raises(ValueError, match="to_decode or a mesh"):
+        load_target(tmp_path, to_decode=True, mesh=make_mesh())
