@@ -35,7 +35,7 @@ from lilicorr_jax.config import (
 from lilicorr_jax.decoding import propose
 from lilicorr_jax.decoding.rollout import RolloutKind
 from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
-from lilicorr_jax.models.fold import ANCHOR_ROWS, fold_for_serving
+from lilicorr_jax.models.fold import anchor_copies, fold_for_serving
 from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import abstract_parameters
 
@@ -117,7 +117,7 @@ def lattice_work(config: RerankerConfig, rows: int, vocab_size: int) -> Work:
         weights=per_node + per_anchor + per_slot,
         values=rows * (slots * (vocab_size + config.drafter_width) + nodes * width),
         wide=0,
-        products=rows * (nodes * per_node + ANCHOR_ROWS * per_anchor + slots * per_slot + attention + walk),
+        products=rows * (nodes * per_node + anchor_copies(rows) * per_anchor + slots * per_slot + attention + walk),
     )
 
 

@@ -10,25 +10,30 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
 
 from pallas_kernels.aot import H100
-from pallas_kernels.cases import TOPK_CASES, WALK_CASES, TopKCase, WalkCase, tagged
+from pallas_kernels.cases import LATTICE_CASES, TOPK_CASES, WALK_CASES, LatticeCase, TopKCase, WalkCase, tagged
+from pallas_kernels.lattice_attention import lattice_attention
 from pallas_kernels.match_walk import match_walk
 from pallas_kernels.topk_logprobs import topk_logprobs
 
 INPUT_SETS = 4
 IMPLEMENTATIONS = ("reference", "mosaic_gpu")
+Case = TopKCase | WalkCase | LatticeCase
 
 
-def calls(case: TopKCase | WalkCase, implementation: str) -> tuple[Callable, list[tuple]]:
+def calls(case: Case, implementation: str) -> tuple[Callable, list[tuple]]:
     """A case as a jitted function and the input sets that it is called with."""
     rngs = [np.random.default_rng(seed) for seed in range(INPUT_SETS)]
     if isinstance(case, TopKCase):
         run = jax.jit(lambda x: topk_logprobs(x, case.num_candidates, implementation=implementation))
         return run, [(case.logits(rng),) for rng in rngs]
+    if isinstance(case, LatticeCase):
+        return jax.jit(partial(lattice_attention, implementation=implementation)), [case.arrays(rng) for rng in rngs]
     settings = dict(cosine_scale=8.0, floor=1e-4, kind=case.kind, implementation=implementation)
     run = jax.jit(lambda *vectors, **draws: match_walk(*vectors, **settings, **draws))
     sets = [(case.vectors(rng), case.draws(rng)) for rng in rngs]
@@ -47,13 +52,13 @@ def median_seconds(run: Callable, inputs: list[tuple], repeats: int) -> float:
     return statistics.median(rounds)
 
 
-def measure(case: TopKCase | WalkCase, repeats: int) -> dict:
+def measure(case: Case, repeats: int) -> dict:
     """Both implementations and the floor, in microseconds."""
     row = {"op": type(case).__name__.removesuffix("Case").lower(), "case": case.name}
     for implementation in IMPLEMENTATIONS:
         run, inputs = calls(case, implementation)
         row[f"{implementation}_us"] = 1e6 * median_seconds(run, inputs, repeats)
-    row["floor_us"] = 1e6 * case.bytes_read / H100.bandwidth
+    row["floor_us"] = 1e6 * case.bytes_moved / H100.bandwidth
     return row
 
 
@@ -67,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps({"device": device.device_kind, "measured": False, "rows": []}))
         return 0
     rows = []
-    for case in tagged(TOPK_CASES, "gpu") + tagged(WALK_CASES, "gpu"):
+    for case in tagged(TOPK_CASES + LATTICE_CASES + WALK_CASES, "gpu"):
         rows.append(measure(case, repeats))
         print(
             "  ".join(f"{name} {value:.1f}" if name.endswith("us") else str(value) for name, value in rows[-1].items())

@@ -44,7 +44,7 @@ class TopKCase:
         return jnp.asarray(drawn, self.dtype)
 
     @property
-    def bytes_read(self) -> int:
+    def bytes_moved(self) -> int:
         return self.rows * self.vocab * jnp.dtype(self.dtype).itemsize
 
 
@@ -83,8 +83,41 @@ class WalkCase:
         return jnp.asarray(drawn, jnp.bfloat16)
 
     @property
-    def bytes_read(self) -> int:
+    def bytes_moved(self) -> int:
         return 2 * 2 * self.batch * self.slots * self.ranks * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatticeCase:
+    """Queries, keys and values of lattices, and a bias. `fill`: normal; scores of hundreds; values such that the result
+    is each node's weight times the number of nodes."""
+
+    name: str
+    batch: int
+    nodes: int
+    heads: int
+    head_width: int
+    bias_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    fill: Literal["normal", "peaked", "weights"] = "normal"
+    tags: frozenset[Tag] = field(default=INTERPRET)
+
+    def arrays(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """qkv in bfloat16, bias."""
+        shape = (self.batch, self.nodes, 3, self.heads, self.head_width)
+        qkv = rng.normal(size=shape)
+        if self.fill == "peaked":
+            qkv[:, :, :2] *= 20
+        if self.fill == "weights":
+            own = np.arange(self.nodes)[:, None] % self.head_width == np.arange(self.head_width)
+            qkv[:, :, 2] = self.nodes * own[:, None]
+        bias = rng.normal(size=(self.heads, self.nodes, self.nodes))
+        return jnp.asarray(qkv.reshape(*shape[:2], -1), jnp.bfloat16), jnp.asarray(bias, self.bias_dtype)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Read and written."""
+        bias = self.heads * self.nodes**2 * jnp.dtype(self.bias_dtype).itemsize
+        return bias + 2 * 4 * self.batch * self.nodes * self.heads * self.head_width
 
 
 TOPK_CASES = (
@@ -116,6 +149,21 @@ WALK_CASES = (
         for kind in ("greedy", "exact", "sampled")
     ),
 )  # fmt: skip
+
+LATTICE_CASES = (
+    LatticeCase(name="whole lattice", batch=1, nodes=120, heads=2, head_width=64, fill="weights"),
+    LatticeCase(name="wide heads", batch=2, nodes=72, heads=1, head_width=128, bias_dtype="float32"),
+    LatticeCase(name="whole squares", batch=1, nodes=128, heads=1, head_width=128, fill="weights"),
+    LatticeCase(name="high scores", batch=1, nodes=64, heads=2, head_width=64, fill="peaked"),
+    LatticeCase(name="padded square", batch=1, nodes=30, heads=2, head_width=64, fill="weights"),
+    LatticeCase(name="padded line", batch=1, nodes=135, heads=1, head_width=64, fill="weights"),
+    LatticeCase(name="paper, 1 text(s)", batch=1, nodes=120, heads=8, head_width=128, tags=AOT_AND_GPU),
+    LatticeCase(name="paper, 32 text(s)", batch=32, nodes=120, heads=8, head_width=128, tags=GPU),
+    LatticeCase(name="sixteen candidates", batch=2, nodes=240, heads=8, head_width=128, tags=AOT_AND_GPU),
+    LatticeCase(
+        name="narrow heads", batch=1, nodes=120, heads=16, head_width=64, bias_dtype="float32", tags=AOT_AND_GPU
+    ),
+)
 
 
 def tagged(cases: tuple, tag: Tag) -> list:

@@ -58,7 +58,7 @@ def lilicorr(
     """One path through the lattice of K candidates per slot (section 3.3); `params["reranker"]` is folded.
 
     Greedy (Eq. 8) and exact walks (Appendix E) are deterministic; a sampled walk has its q over the candidates.
-    `kernels` chooses the implementation of top-K and of the walk.
+    `kernels` chooses the implementation of top-K, of the lattice's attention and of the walk.
     """
 
     def propose(params, block_states, anchor_id, anchor_state, temperature, noise) -> Proposal:
@@ -76,6 +76,7 @@ def lilicorr(
                 candidates.logprobs,
                 anchor_state,
                 has_anchor_state,
+                kernels,
             )
         draws = dict(temperature=temperature, uniforms=noise) if kind == "sampled" else {}
         with jax.named_scope("walk"):

@@ -9,6 +9,7 @@ Domino and DSpark: their layers on [drafter state; ...] are split, so that the d
 multiplied at once, before the rollout (`decoding.rollout`); Domino's GRU finds its input products in a table.
 """
 
+import math
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -19,11 +20,17 @@ from flax import struct
 from lilicorr_jax.config import CorrectorConfig, DominoConfig, DSparkConfig, RerankerConfig
 from lilicorr_jax.models.lilicorr import Reranker, Vectors, split_fusion, unit
 from lilicorr_jax.shapes import Array, Bool, Float, Int
+from pallas_kernels.dispatch import Implementation
 
 REPLACED = ("token_proj", "factor_input_proj", "anchor_out_head", "out_head", "in_head")
 
 ANCHOR_ROWS = 8
-"""Copies of the anchor's row that are multiplied: a product of one row is not given to a GPU's tensor cores."""
+"""Rows of anchors that are multiplied at least: a product of one row is not given to a GPU's tensor cores."""
+
+
+def anchor_copies(texts: int) -> int:
+    """How often each text's anchor is multiplied: once where there are texts enough."""
+    return 1 if texts >= ANCHOR_ROWS else ANCHOR_ROWS
 
 
 @struct.dataclass
@@ -187,10 +194,12 @@ def folded_factors(
     logprobs: Float[Array, "*batch S K"],
     anchor: Float[Array, "*batch D"],
     anchor_valid: Bool[Array, "*batch"],
+    kernels: Implementation = "auto",
 ) -> Factors:
     """The vectors of `Reranker` before their norms are divided out, from candidate ids; other arguments are its own.
 
-    The lattice must be the trained one, S slots x K candidates; another size is a ValueError.
+    The lattice must be the trained one, S slots x K candidates; another size is a ValueError. `kernels` chooses the
+    implementation of its attention.
     """
     trained = (config.num_slots, config.num_candidates)
     if candidate_ids.shape[-2:] != trained:
@@ -201,7 +210,8 @@ def folded_factors(
 
     def run(reranker: Reranker) -> Factors:
         nodes = reranker.lattice(folded.token_table[candidate_ids], states, logprobs, folded.attention_bias)
-        rows = jnp.broadcast_to(anchor[..., None, :], (*anchor.shape[:-1], ANCHOR_ROWS, anchor.shape[-1]))
+        copies = anchor_copies(math.prod(anchor.shape[:-1]))
+        rows = jnp.broadcast_to(anchor[..., None, :], (*anchor.shape[:-1], copies, anchor.shape[-1]))
         state = reranker.anchor_state(rows, jnp.broadcast_to(anchor_valid[..., None], rows.shape[:-1]))
         anchor_out, shared = jnp.split(
             _linear(state, folded.anchor_kernel, folded.anchor_bias)[..., 0, :], [config.factor_width], axis=-1
@@ -210,7 +220,7 @@ def folded_factors(
         hidden = nn.silu(jnp.einsum("...w,wu->...u", both, folded.fusion_kernel) + shared[..., None, None, :])
         return Factors(anchor_out, *jnp.split(_linear(hidden, folded.factor_kernel, folded.factor_bias), 2, axis=-1))
 
-    return nn.apply(run, Reranker(config))({"params": folded.params})
+    return nn.apply(run, Reranker(config, kernels))({"params": folded.params})
 
 
 def _linear(x: Float[Array, "*batch W"], kernel: Float[Array, "W U"], bias: Float[Array, "U"]) -> Array:

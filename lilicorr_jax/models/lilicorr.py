@@ -16,6 +16,8 @@ from lilicorr_jax.decoding.candidates import confidence_features
 from lilicorr_jax.models.layers import RMSNorm
 from lilicorr_jax.models.linear import Linear
 from lilicorr_jax.shapes import Array, Bool, Float
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.lattice_attention import lattice_attention
 
 FEATURE_NORM_EPS = 1e-5
 
@@ -88,6 +90,7 @@ class LatticeAttention(nn.Module):
     """Attention of every node to every node, with an additive bias per head; no mask, no rotary embedding."""
 
     config: RerankerConfig
+    kernels: Implementation
 
     def setup(self):
         c = self.config
@@ -97,25 +100,20 @@ class LatticeAttention(nn.Module):
         self.out_proj = Linear(c.width, ("rerank_heads", "rerank_width"), kernel_init=kernel_init(c), **make)
 
     def __call__(self, x: Float[Array, "*batch M W"], bias: Float[Array, "N M M"]) -> Float[Array, "*batch M W"]:
-        c = self.config
-        shape = (*x.shape[:-1], c.num_heads, c.width // c.num_heads)
-        queries, keys, values = (part.reshape(shape) for part in jnp.split(self.qkv_proj(x), 3, axis=-1))
-        scores = jnp.einsum("...inh,...jnh->...nij", queries, keys, preferred_element_type=jnp.float32)
-        scores = scores * shape[-1] ** -0.5 + jnp.broadcast_to(bias.astype(jnp.float32), scores.shape)
-        weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-        return self.out_proj(jnp.einsum("...nij,...jnh->...inh", weights, values).reshape(x.shape))
+        return self.out_proj(lattice_attention(self.qkv_proj(x), bias, implementation=self.kernels))
 
 
 class LatticeLayer(nn.Module):
     """Pre-norm layer: x += attention(norm x); x += down(silu(up(norm x)))."""
 
     config: RerankerConfig
+    kernels: Implementation
 
     def setup(self):
         c = self.config
         make = dict(dtype=c.dtype, use_bias=True, kernel_init=kernel_init(c))
         self.attention_norm = RMSNorm(c.norm_eps, c.dtype)
-        self.attention = LatticeAttention(c)
+        self.attention = LatticeAttention(c, self.kernels)
         self.mlp_norm = RMSNorm(c.norm_eps, c.dtype)
         self.mlp_up = Linear(c.ffn_width, ("rerank_width", "ffn"), **make)
         self.mlp_down = Linear(c.width, ("ffn", "rerank_width"), **make)
@@ -147,9 +145,13 @@ class Reranker(nn.Module):
     `feature_up`, `feature_out`, `slot_embedding` [S, W], `rank_embedding` [K, W], `relative_slot_bias` [N, 2P-1],
     `same_slot_bias` [N], `layers_i/...`, `output_norm`, `anchor_norm`, `factor_input_proj`, `out_head`, `in_head`,
     `anchor_out_head`.
+
+    Attributes:
+        kernels: implementation of the attention; only the reference has a gradient.
     """
 
     config: RerankerConfig
+    kernels: Implementation = "reference"
 
     def setup(self):
         c = self.config
@@ -166,7 +168,7 @@ class Reranker(nn.Module):
         distances = 2 * (c.num_slots + 1) - 1
         self.relative_slot_bias = self._table("relative_slot_bias", ("rerank_heads", "table"), c.num_heads, distances)
         self.same_slot_bias = self._table("same_slot_bias", ("rerank_heads",), c.num_heads)
-        self.layers = [LatticeLayer(c) for _ in range(c.num_layers)]
+        self.layers = [LatticeLayer(c, self.kernels) for _ in range(c.num_layers)]
         self.output_norm = RMSNorm(c.norm_eps, c.dtype)
         self.anchor_norm = RMSNorm(c.norm_eps, c.dtype)
         self.factor_input_proj = FusionLayer(c)

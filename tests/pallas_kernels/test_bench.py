@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pallas_kernels import bench
-from pallas_kernels.cases import TOPK_CASES, WALK_CASES, tagged
+from pallas_kernels.cases import LATTICE_CASES, TOPK_CASES, WALK_CASES, tagged
 from tests.conftest import has_gpu
 
 
@@ -21,5 +21,5 @@ def test_without_a_gpu_there_is_nothing_to_measure(capsys):
 def test_every_case_is_measured_and_slower_than_its_bytes(capsys):
     assert bench.main(["--repeats=3"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["measured"] and len(found["rows"]) == len(tagged(TOPK_CASES, "gpu") + tagged(WALK_CASES, "gpu"))
+    assert found["measured"] and len(found["rows"]) == len(tagged(TOPK_CASES + LATTICE_CASES + WALK_CASES, "gpu"))
     assert all(min(row["reference_us"], row["mosaic_gpu_us"]) > row["floor_us"] > 0 for row in found["rows"])

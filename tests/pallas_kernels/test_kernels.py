@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.cases import TOPK_CASES, WALK_CASES, WalkCase, tagged
+from pallas_kernels.cases import LATTICE_CASES, TOPK_CASES, WALK_CASES, WalkCase, tagged
+from pallas_kernels.lattice_attention import lattice_attention
 from pallas_kernels.match_walk import kernel, match_walk
 from pallas_kernels.topk_logprobs import topk_logprobs
+from tests.pallas_kernels.test_lattice_attention import attention_loop
 from tests.pallas_kernels.test_match_walk import best_path, greedy_loop, path_score, sampled_loop
 from tests.tolerance import assert_close
 
@@ -60,6 +62,16 @@ class TestTopK:
         partition = np.log(np.exp(wide - highest[:, None]).sum(-1)) + highest
         assert_close(np.asarray(log_partition)[~spoiled], partition)
         assert_close(np.asarray(logprobs)[~spoiled], np.take_along_axis(wide, order, -1) - partition[:, None])
+
+
+class TestLatticeAttention:
+    @pytest.mark.parametrize("case, implementation, interpret", every_run(LATTICE_CASES))
+    def test_equals_loops_and_races_with_nothing(self, rng, case, implementation, interpret):
+        qkv, bias = case.arrays(rng)
+        mixed = jax.block_until_ready(lattice_attention(qkv, bias, implementation=implementation, interpret=interpret))
+        assert interpret is None or not races_found()
+        assert mixed.dtype == jnp.bfloat16
+        assert_close(mixed, attention_loop(qkv, bias), "bfloat16")
 
 
 class TestMatchWalk:
@@ -144,6 +156,17 @@ def test_a_named_implementation_is_never_replaced():
     vectors = jnp.zeros((1, 64)), jnp.zeros((1, 2, 8, 64)), jnp.zeros((1, 2, 8, 64))
     with pytest.raises(NotImplementedError, match="bfloat16, and are float32"):
         match_walk(*vectors, cosine_scale=8.0, floor=1e-4, kind="greedy", implementation="mosaic_gpu")
+
+
+@pytest.mark.parametrize(
+    "nodes, width, dtype, match",
+    [(16, 32, "bfloat16", "64 or 128 wide, and are 32"), (16, 64, "float32", "bfloat16, and are float32"),
+     (264, 64, "bfloat16", "at most 256 nodes, and there are 264")],
+)  # fmt: skip
+def test_what_the_lattice_kernel_cannot_do_is_refused_by_name(nodes, width, dtype, match):
+    qkv, bias = jnp.zeros((1, nodes, 3 * 2 * width), dtype), jnp.zeros((2, nodes, nodes))
+    with pytest.raises(NotImplementedError, match=match):
+        lattice_attention(qkv, bias, implementation="mosaic_gpu")
 
 
 def test_a_choice_that_falls_back_says_why_once(caplog):

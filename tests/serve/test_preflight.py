@@ -11,7 +11,7 @@ from pallas_kernels import aot
 from serve import preflight
 from serve.preflight import PreflightConfig
 
-KERNELS = {"topk_logprobs_chunks": 1, "topk_logprobs_merge": 1, "match_walk_greedy": 1}
+KERNELS = {"topk_logprobs_chunks": 1, "topk_logprobs_merge": 1, "lattice_attention": 2, "match_walk_greedy": 1}
 MAX_DRAFTING_LAUNCHES = 48
 
 
