@@ -5,6 +5,7 @@ as fast, with the matrix as public checkpoints store it, one contiguous row for 
 of the first form into one of the second, and every module takes either.
 """
 
+import math
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -35,19 +36,35 @@ class Linear(nn.Module):
     def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch U"]:
         x = x.astype(self.dtype)
         if self.has_variable("params", DECODED):
-            y = self._multiply(x, self.get_variable("params", DECODED), contracted=1)
+            y = multiply_rows(x, jnp.asarray(self.get_variable("params", DECODED), self.dtype))
         else:
             init = nn.with_logical_partitioning(self.kernel_init, self.axes)
-            y = self._multiply(x, self.param(TRAINED, init, (x.shape[-1], self.features), jnp.float32), contracted=0)
+            kernel = self.param(TRAINED, init, (x.shape[-1], self.features), jnp.float32)
+            y = x @ jnp.asarray(kernel, self.dtype)
         if not self.use_bias:
             return y
         init = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[1:])
         bias = self.param("bias", init, (self.features,), jnp.float32)
         return y + jnp.broadcast_to(bias.astype(self.dtype), y.shape)
 
-    def _multiply(self, x: Array, matrix: jax.typing.ArrayLike, contracted: int) -> Array:
-        dimensions = (((x.ndim - 1,), (contracted,)), ((), ()))
-        return jax.lax.dot_general(x, jnp.asarray(matrix, self.dtype), dimensions)
+
+def multiply_rows(x: Float[Array, "*batch I"], rows: Float[Array, "U I"]) -> Float[Array, "*batch U"]:
+    """x rowsᵀ: each output is the product with one contiguous row of the matrix.
+
+    XLA's CPU backend packs the right side of a product anew each time. Where that would be the matrix, and several
+    vectors share it, the matrix stands on the left, behind a barrier, for XLA would turn the product round again.
+    """
+
+    def forward(x, rows):
+        return jax.lax.dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
+
+    def turned(x, rows):
+        y = jax.lax.dot_general(rows, x, (((1,), (x.ndim - 1,)), ((), ())))  # [U, *batch]
+        return jnp.moveaxis(jax.lax.optimization_barrier(y), 0, -1)
+
+    if math.prod(x.shape[:-1]) == 1:
+        return forward(x, rows)
+    return jax.lax.platform_dependent(x, rows, cpu=turned, default=forward)
 
 
 def for_decoding(params: Mapping) -> dict:
