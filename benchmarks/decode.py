@@ -74,6 +74,8 @@ def report(settings: dict, num_bytes: int, num_threads: int, rounds: int) -> Non
     floor, step = num_bytes / bandwidth, ours.best("step_s")
     read = f"{num_bytes / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s"
     print(f"step {step * 1e3:.1f} ms, floor {floor * 1e3:.1f} ms ({read}): {step / floor:.2f} of it")
+    bound = theirs.best("seconds") / count / floor
+    print(f"at that rate no float32 decoder that reads its weights for each token is over {bound:.2f} times {THEIRS}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
