@@ -24,6 +24,8 @@ class Variant:
         drawn: ways whose drafts are drawn at a temperature.
         confirmed: the engine also decodes the first seed in every way, to be held against what was predicted.
         equal_time: it makes as many steps as the reference's CPU time allows, instead of the reference's steps.
+        times: how often it makes the study's steps.
+        base: the variant that its gains are over; of a base, itself.
     """
 
     name: str
@@ -34,8 +36,15 @@ class Variant:
     drawn: tuple[str, ...] = ()
     confirmed: bool = False
     equal_time: bool = False
+    times: int = 1
+    base: str = BASE
+
+    @property
+    def is_base(self) -> bool:
+        return self.base == self.name
 
 
+LONGER, LONG_BASE = 3, "dflash-3x"
 ARGMAX, GREEDY, WALKS, DRAWN = ("argmax",), ("greedy",), ("greedy", "exact", "argmax"), ("sampled",)
 
 VARIANTS = (
@@ -70,6 +79,18 @@ VARIANTS = (
         name="dflash-long", label="DFlash at LiLiCorr's CPU time", flags=("--method=dflash",), kinds=ARGMAX,
         equal_time=True,
     ),
+    Variant(
+        name=LONG_BASE, label="DFlash, 3 times the steps", flags=("--method=dflash",), kinds=ARGMAX,
+        times=LONGER, base=LONG_BASE,
+    ),
+    Variant(
+        name="domino-3x", label="Domino, 3 times the steps", flags=("--method=domino",), kinds=GREEDY,
+        times=LONGER, base=LONG_BASE,
+    ),
+    Variant(
+        name="lilicorr-3x", label="LiLiCorr, 3 times the steps", flags=("--method=lilicorr",), kinds=WALKS,
+        times=LONGER, base=LONG_BASE,
+    ),
 )  # fmt: skip
 
 
@@ -86,7 +107,7 @@ class Arm:
 
 
 def arms(variants: Sequence[Variant] = VARIANTS) -> list[Arm]:
-    """Every arm, the first seeds of all variants before any second seed; what needs others' times comes last."""
+    """Every arm, first seeds before second ones; what needs others' times, and what takes longest, comes last."""
     deepest = max(len(variant.seeds) for variant in variants)
     rounds = [
         Arm(variant=variant, seed=variant.seeds[i])
@@ -94,7 +115,7 @@ def arms(variants: Sequence[Variant] = VARIANTS) -> list[Arm]:
         for variant in variants
         if i < len(variant.seeds)
     ]
-    return sorted(rounds, key=lambda arm: arm.variant.equal_time)
+    return sorted(rounds, key=lambda arm: (arm.variant.times, arm.variant.equal_time))
 
 
 def choose(names: Sequence[str], variants: Sequence[Variant] = VARIANTS) -> list[Arm]:
@@ -115,14 +136,14 @@ def num_steps(arm: Arm, steps: int, step_cpu_s: Mapping[str, float]) -> int:
     """Optimizer steps of an arm.
 
     Args:
-        steps: what every variant makes.
+        steps: what a variant makes, unless it says otherwise.
         step_cpu_s: CPU seconds of a step by variant, timed side by side.
 
     Raises:
         ValueError: the arm's steps follow from times that are not known yet.
     """
     if not arm.variant.equal_time:
-        return steps
+        return steps * arm.variant.times
     if missing := [name for name in (REFERENCE, BASE) if name not in step_cpu_s]:
         raise ValueError(f"The steps of {arm.name} follow from the CPU time of {missing[0]}, which is not timed yet.")
     return round(steps * step_cpu_s[REFERENCE] / step_cpu_s[BASE])

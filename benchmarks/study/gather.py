@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.study import blocks, summary
-from benchmarks.study.arms import BASE, VARIANTS, Variant
+from benchmarks.study.arms import VARIANTS, Variant
 from benchmarks.study.measure import BLOCKS_FILE, MEASURED_FILE
 from benchmarks.study.train import ARM_FILE, METRICS_FILE
 
@@ -34,7 +34,8 @@ def gather(keep: Path, costs: Mapping[str, float], variants: Sequence[Variant] =
         replies.setdefault(record["variant"], {})[record["seed"]] = blocks.read(folder / BLOCKS_FILE)
         record["held_out"] = held_out(folder / METRICS_FILE)
     order = [variant.name for variant in variants if variant.name in replies]
-    rows = summary.rows({name: replies[name] for name in order}, (BASE, "argmax"))
+    bases = {variant.name: (variant.base, "argmax") for variant in variants if variant.base in replies}
+    rows = summary.rows({name: replies[name] for name in order}, bases)
     everything = [reply for by_seed in replies.values() for group in by_seed.values() for reply in group]
     return {
         "prompts": len({reply.id for reply in everything}),

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.study import blocks
-from benchmarks.study.arms import BASE, Arm
+from benchmarks.study.arms import Arm
 from benchmarks.study.bigram import bigram_walk, pair_gains
 from benchmarks.study.chain import Text, chain_request, slot_curves
 from benchmarks.study.lattice import Drafted, draft_everywhere, greedy_texts, sampled_texts
@@ -89,7 +89,7 @@ def measure_chain(arm: Arm, workload: Workload, export: Path) -> tuple[list[Requ
     ways = {kind: arms.ways(models)[kind] for kind in arm.variant.kinds}
     texts = [*workload.greedy, *workload.drawn]
     found = draft_everywhere(models, ways, texts)
-    if arm.variant.name == BASE:
+    if arm.variant.is_base:
         found = list(map(partial(with_bigrams, gains=workload.gains), texts, found))
     requests, curves, count = [], {}, len(workload.greedy)
     for way in found[0].drafts:

@@ -1,11 +1,11 @@
 """docs/study/README.md and its figures, from what `gather` found: no figure is typed by hand."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.study import paper, plots
-from benchmarks.study.arms import BASE, REFERENCE, VARIANTS
+from benchmarks.study.arms import BASE, LONG_BASE, LONGER, REFERENCE, VARIANTS
 from benchmarks.study.render import (
     METHODS,
     Find,
@@ -35,6 +35,12 @@ SHOWN = (
     *((LABELS[name], name, "greedy") for name in ("lilicorr-margin", "lilicorr-no-penalty", "lilicorr-paper-weight")),
 )
 BIGRAMS = tuple((f"bigram walk over DFlash's 8, beta {beta}", BASE, f"bigram {beta}") for beta in ("0.25", "0.5", "1"))
+LONG_RUNS = (
+    (LABELS[LONG_BASE], LONG_BASE, "argmax"),
+    *((LABELS[name], name, "greedy") for name in ("domino-3x", "lilicorr-3x")),
+    ("LiLiCorr's drafter alone (its own argmax)", "lilicorr-3x", "argmax"),
+    *((label, LONG_BASE, way) for label, _, way in BIGRAMS),
+)
 SLOTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)
 DEATHS = (
     ("DFlash", f"{BASE}/argmax"),
@@ -66,6 +72,7 @@ def page(results: Mapping) -> str:
         "## At equal CPU time",
         *equal_time(results, find),
         "![progress over CPU time](training.png)",
+        *longer(find, categories),
         "## Greedy or exact walk",
         *walks(find),
         "## The terms of the loss",
@@ -90,13 +97,12 @@ READING = (
 
 
 def opening(results: Mapping) -> str:
-    steps = sorted({arm["steps"] for arm in results["arms"]})
     seeds = {name: sum(arm["variant"] == name for arm in results["arms"]) for name in LABELS}
     counts = ", ".join(f"{LABELS[name]} {count}" for name, count in seeds.items() if count)
     return (
         "Written by a program; edit nothing here. Every arm is a run of `train.main` with the flags of "
-        f"train/flagfiles/demo.flags and its own (below): {results['run']['steps']} steps of 8 rows x 4 anchors"
-        f"{' (' + str(steps[-1]) + ' at equal CPU time)' if len(steps) > 1 else ''}. Runs: {counts}. Measured on "
+        f"train/flagfiles/demo.flags and its own (below): {results['run']['steps']} steps of 8 rows x 4 anchors, "
+        f"where the label says nothing else. Runs: {counts}. Measured on "
         f"{results['prompts']} held-out prompts of five categories, at T = 1 with sampling seeds "
         f"{', '.join(map(str, results['seeds']))}. One small corpus and one small target (1.1 million parameters, 512 "
         "tokens): what is seen here is direction and mechanism, and no claim about another target."
@@ -158,10 +164,33 @@ def equal_time(results: Mapping, find: Find) -> list[str]:
     ]
 
 
+def longer(find: Find, categories: Sequence[str]) -> list[str]:
+    """The same methods with several times the steps: is the short budget the cause of what was seen?"""
+    if find(LONG_BASE, "argmax") is None:
+        return []
+    compared = [
+        f"{label} {short.gain.mean:+.0%} and {long.gain.mean:+.0%}"
+        for label, name, way in METHODS[1:]
+        if (short := find(name, way)) and (long := find(f"{name}-{LONGER}x", way))
+    ]
+    base, long_base = find(BASE, "argmax"), find(LONG_BASE, "argmax")
+    seen = [
+        f"DFlash's own tau goes from {base.taus[0]:.2f} to {long_base.taus[0]:.2f}" if base else "",
+        f"over it, with the steps once and {LONGER} times: {'; '.join(compared)}" if compared else "",
+    ]
+    return [
+        f"## With {LONGER} times the steps",
+        "One training seed. Is the short budget the cause of the order above? At T = 0 "
+        f"{'; '.join(filter(None, seen))}.",
+        tau_table(find, LONG_RUNS, 0.0, categories),
+        tau_table(find, LONG_RUNS, 1.0, categories),
+    ]
+
+
 def walks(find: Find) -> list[str]:
     """The paper's Table 12."""
     lines = []
-    for name in (REFERENCE, "lilicorr-margin", "lilicorr-no-penalty", "lilicorr-paper-weight"):
+    for name in (REFERENCE, "lilicorr-margin", "lilicorr-no-penalty", "lilicorr-paper-weight", "lilicorr-3x"):
         greedy = (name, "greedy")
         if find(*greedy):
             cells = [

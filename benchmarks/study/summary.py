@@ -36,7 +36,7 @@ class Row:
         taus: tokens per block, of each seed.
         tau: their mean and spreads.
         sampling_std: deviation over sampling seeds, the mean over training seeds; None at temperature 0.
-        gain: relative, over the base's tau at the same training seeds; None for the base itself.
+        gain: relative, over the base's tau at the same training seeds; None for a base itself, and without one.
     """
 
     variant: str
@@ -113,11 +113,14 @@ def gain(ours: Counts, base: Counts) -> Estimate:
     return estimate(by_seed, ratio(resampled(own)) / ratio(resampled(theirs)) - 1)
 
 
-def rows(measured: Mapping[str, Mapping[int, Sequence[Reply]]], base: tuple[str, str]) -> list[Row]:
-    """A row for every variant, way, temperature and category; `base` is the (variant, way) that gains are over.
+def rows(
+    measured: Mapping[str, Mapping[int, Sequence[Reply]]], bases: Mapping[str, tuple[str, str]]
+) -> list[Row]:  # fmt: skip
+    """A row for every variant, way, temperature and category.
 
     Args:
         measured: by variant, by training seed; not every seed needs to have every way.
+        bases: by variant, the (variant, way) that its gains are over.
     """
     found: dict[tuple[str, str, float, str], Counts] = {}
     for variant, by_seed in measured.items():
@@ -144,9 +147,10 @@ def rows(measured: Mapping[str, Mapping[int, Sequence[Reply]]], base: tuple[str,
             taus=tuple(counts.taus.tolist()),
             tau=estimate(counts.taus, ratio(resampled(counts.values))),
             sampling_std=counts.sampling_std,
-            gain=gain(counts, found[*base, temperature, category]) if (variant, way) != base else None,
+            gain=gain(counts, found[*base, temperature, category]) if base not in (None, (variant, way)) else None,
         )
         for (variant, way, temperature, category), counts in found.items()
+        for base in [bases.get(variant)]
     ]
 
 

@@ -25,8 +25,9 @@ def named(name: str) -> arms.Arm:
 def test_first_seeds_come_before_second_ones_and_what_needs_their_times_last():
     names = [arm.name for arm in arms.arms()]
     assert len(set(names)) == len(names) == sum(len(variant.seeds) for variant in arms.VARIANTS)
-    assert names[:2] == ["dflash-s0", "lilicorr-s0"] and names[-1] == "dflash-long-s0"
-    seeds = [arm.seed for arm in arms.arms()[:-1]]
+    last = ["dflash-long-s0", "dflash-3x-s0", "domino-3x-s0", "lilicorr-3x-s0"]
+    assert names[:2] == ["dflash-s0", "lilicorr-s0"] and names[-4:] == last
+    seeds = [arm.seed for arm in arms.arms()[:-4]]
     assert seeds == sorted(seeds)
     assert {"dflash-s2", "lilicorr-s2", "domino-s0", "dspark-s0"} < set(names)
 
@@ -65,5 +66,6 @@ def test_equal_time_makes_as_many_steps_as_the_reference_s_time_allows():
     times = {"dflash": 0.1, "lilicorr": 0.35}
     assert arms.num_steps(named("dflash-long-s0"), 2000, times) == 7000
     assert arms.num_steps(named("lilicorr-s0"), 2000, {}) == 2000
+    assert arms.num_steps(named("lilicorr-3x-s0"), 2000, {}) == 6000
     with pytest.raises(ValueError, match="dflash-long-s0 .* of dflash,"):
         arms.num_steps(named("dflash-long-s0"), 2000, {"lilicorr": 0.35})

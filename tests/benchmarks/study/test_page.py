@@ -14,6 +14,8 @@ from benchmarks.study.summary import ALL
 WAYS = {
     "dflash": {"argmax": "22", "bigram 0.5": "4"},
     "lilicorr": {"greedy": "4", "exact": "31", "exact, rows normalised": "4"},
+    "dflash-3x": {"argmax": "31"},
+    "lilicorr-3x": {"greedy": "4"},
 }
 RUN = {
     "command": "python -m benchmarks.study", "steps": 2000, "revision": "0123456789",
@@ -74,6 +76,16 @@ def test_every_arm_that_was_measured_is_on_the_page_with_its_numbers(results):
 
 def test_the_room_that_coherence_has_is_measured_by_pair_counts(results):
     assert "lift tau from 1.33 to 1.60" in page(results) and "take: LiLiCorr 100 %." in page(results)
+
+
+def test_longer_runs_are_compared_with_the_longer_base(results, tmp_path):
+    assert "times the steps" not in page(results)
+    for variant in ("dflash-3x", "lilicorr-3x"):
+        an_arm(tmp_path / "arms", variant, 0, 0.1)
+    text = page(gather(tmp_path / "arms", {}) | {"run": RUN})
+    assert "At T = 0 DFlash's own tau goes from 1.33 to 1.33" in text
+    assert "once and 3 times: LiLiCorr +20% and +20%." in text
+    assert "LiLiCorr (1.60) > DFlash (1.33)" in text  # the short runs' order, not the longer ones'
 
 
 def test_walks_are_compared_on_the_same_weights(results):

@@ -25,9 +25,11 @@ def reply(emitted: str, id: str = "a", way: str = "argmax", temperature: float =
 BASE = {0: [reply("22"), reply("1111", "b", category="math")], 1: [reply("4"), reply("22", "b", category="math")]}
 OURS = {0: [reply("4", way="greedy"), reply("22", "b", way="greedy", category="math")]}
 
+BASES = {"dflash": ("dflash", "argmax"), "lilicorr": ("dflash", "argmax")}
+
 
 def rows():
-    found = summary.rows({"dflash": BASE, "lilicorr": OURS}, ("dflash", "argmax"))
+    found = summary.rows({"dflash": BASE, "lilicorr": OURS}, BASES)
     return {(row.variant, row.category): row for row in found}
 
 
@@ -46,22 +48,30 @@ def test_gains_are_paired_by_seed():
     assert rows()["lilicorr", "math"].gain.mean == pytest.approx(1.0)
 
 
+def test_a_variant_may_have_a_base_of_its_own_or_none():
+    measured = {"dflash": BASE, "lilicorr": OURS, "long": BASE}
+    found = {
+        row.variant: row
+        for row in summary.rows(measured, {"long": ("lilicorr", "greedy"), "lilicorr": ("dflash", "argmax")})
+        if row.category == "all"
+    }
+    assert found["long"].gain.mean == pytest.approx((8 / 6) / (8 / 3) - 1) and found["dflash"].gain is None
+
+
 def test_runs_without_a_common_seed_can_not_be_compared():
     with pytest.raises(ValueError, match=r"\(5,\) and \(0, 1\)"):
-        summary.rows({"dflash": BASE, "lilicorr": {5: OURS[0]}}, ("dflash", "argmax"))
+        summary.rows({"dflash": BASE, "lilicorr": {5: OURS[0]}}, BASES)
 
 
 def test_a_way_may_be_measured_for_some_seeds_alone():
     more = {0: [*BASE[0], reply("4", way="sampled"), reply("4", "b", way="sampled")], 1: BASE[1]}
-    found = {
-        row.way: row.seeds for row in summary.rows({"dflash": more}, ("dflash", "argmax")) if row.category == "all"
-    }
+    found = {row.way: row.seeds for row in summary.rows({"dflash": more}, BASES) if row.category == "all"}
     assert found == {"argmax": (0, 1), "sampled": (0,)}
 
 
 def test_sampling_seeds_are_pooled_in_tau_and_have_a_spread_of_their_own():
     drawn = [reply("22", temperature=1.0, seed=42), reply("4", temperature=1.0, seed=43)]
-    (row, _) = summary.rows({"dflash": {0: drawn}}, ("dflash", "argmax"))
+    (row, _) = summary.rows({"dflash": {0: drawn}}, BASES)
     assert row.taus == (8 / 3,) and row.tau.std is None
     assert row.sampling_std == pytest.approx(np.std([2, 4], ddof=1))
     with pytest.raises(ValueError, match="Seed 1 has 1 replies, not 2 of 1"):
