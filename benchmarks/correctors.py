@@ -108,13 +108,13 @@ def lattice_work(config: RerankerConfig, rows: int, vocab_size: int) -> Work:
     width, factor, slots = config.width, config.factor_width, config.num_slots
     nodes = slots * config.num_candidates
     layer = 4 * width**2 + 2 * width * config.ffn_width
-    per_node = 5 * width + width**2 + config.num_layers * layer + 2 * width**2 + 2 * width * factor
+    per_node = width**2 + config.num_layers * layer + 2 * width**2 + 2 * width * factor
     per_anchor = config.drafter_width * width + width * (width + factor)
     per_slot = config.drafter_width * width
     attention = config.num_layers * 2 * nodes**2 * width
     walk = factor * (config.num_candidates + (slots - 1) * config.num_candidates**2)
     return Work(
-        weights=per_node + per_anchor + per_slot,
+        weights=5 * width + per_node + per_anchor + per_slot,  # five scalars: summed, not a matrix product
         values=rows * (slots * (vocab_size + config.drafter_width) + nodes * width),
         wide=0,
         products=rows * (nodes * per_node + anchor_copies(rows) * per_anchor + slots * per_slot + attention + walk),

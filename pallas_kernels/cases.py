@@ -61,10 +61,11 @@ class WalkCase:
     fill: Literal["normal", "ties", "short"] = "normal"
     tags: frozenset[Tag] = field(default=INTERPRET)
 
-    def vectors(self, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """anchor_out, out, in_ in bfloat16."""
-        lattice = (self.batch, self.slots, self.ranks, self.width)
-        return tuple(self._draw(rng, shape) for shape in ((self.batch, self.width), lattice, lattice))
+    def vectors(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Anchors' and candidates' vectors in bfloat16."""
+        lattice = (self.batch, self.slots, self.ranks, 2, self.width)
+        anchors, drawn = (self._draw(rng, shape) for shape in ((self.batch, self.width), lattice))
+        return anchors, drawn.reshape(*lattice[:3], -1)
 
     def draws(self, rng: np.random.Generator) -> dict[str, Array]:
         """Temperature and uniforms of a sampled walk, its last block at temperature 0; nothing for another."""
@@ -139,6 +140,7 @@ WALK_CASES = (
     WalkCase(name="short vectors", kind="greedy", batch=1, slots=3, ranks=8, width=64, fill="short"),
     WalkCase(name="best sum", kind="exact", batch=1, slots=4, ranks=8, width=64),
     WalkCase(name="drawn", kind="sampled", batch=2, slots=4, ranks=8, width=64),
+    WalkCase(name="more texts than ranks", kind="greedy", batch=10, slots=2, ranks=8, width=64),
     WalkCase(name="sixteen candidates", kind="greedy", batch=1, slots=5, ranks=16, width=64),
     *(
         WalkCase(

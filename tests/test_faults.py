@@ -43,7 +43,11 @@ def slot_shifted(patch):
 
 
 def argmin_for_argmax(patch):
-    around(patch, propose, "match_walk", lambda right, a, out, in_, **options: right(-a, -out, in_, **options))
+    def worst(right, anchor_out, vectors, **options):
+        out, in_ = jnp.split(vectors, 2, axis=-1)
+        return right(-anchor_out, jnp.concatenate([-out, in_], axis=-1), **options)
+
+    around(patch, propose, "match_walk", worst)
 
 
 def stale_rows_visible(patch):

@@ -2,7 +2,8 @@
 
 The reranker: the token's part of a node becomes a table over the vocabulary, and the attention bias an array. The
 fusion layer's kernel is split, so that the anchor's part acts once per block, beside the anchor's own projection; its
-other two parts, and the out and in projections, are one product each. Every product less is a launch less on a GPU.
+other two parts, and the out and in projections, are one product each. Every product less is a launch less on a GPU;
+the product of the five confidence scalars is a sum there.
 The network itself stays in `models.lilicorr`, whose methods are composed here.
 
 Domino and DSpark: their layers on [drafter state; ...] are split, so that the drafter's states of all slots are
@@ -22,7 +23,7 @@ from lilicorr_jax.models.lilicorr import Reranker, Vectors, split_fusion, unit
 from lilicorr_jax.shapes import Array, Bool, Float, Int
 from pallas_kernels.dispatch import Implementation
 
-REPLACED = ("token_proj", "factor_input_proj", "anchor_out_head", "out_head", "in_head")
+REPLACED = ("token_proj", "feature_up", "factor_input_proj", "anchor_out_head", "out_head", "in_head")
 
 ANCHOR_ROWS = 8
 """Rows of anchors that are multiplied at least: a product of one row is not given to a GPU's tensor cores."""
@@ -39,6 +40,8 @@ class FoldedReranker:
 
     Attributes:
         token_table: E W_tok^T + b, a row per vocabulary id.
+        feature_kernel: what acts on the confidence scalars, a row for each of them.
+        feature_bias: added to it.
         attention_bias: additive bias of the slot-major nodes, M = S*K.
         fusion_kernel: the fusion layer's rows of the node x, then those of x * a.
         anchor_kernel: what acts on the anchor's state a: its out projection, then the fusion layer's rows of a.
@@ -49,6 +52,8 @@ class FoldedReranker:
     """
 
     token_table: Float[Array, "V W"]
+    feature_kernel: Float[Array, "features W"]
+    feature_bias: Float[Array, "W"]
     attention_bias: Float[Array, "N M M"]
     fusion_kernel: Float[Array, "two_W W"]
     anchor_kernel: Float[Array, "W out_fusion"]
@@ -163,6 +168,8 @@ def _fold_reranker(config: RerankerConfig, params: dict, embedding: Float[Array,
     anchor, out, in_ = (params[name] for name in ("anchor_out_head", "out_head", "in_head"))
     return FoldedReranker(
         token_table=token_table,
+        feature_kernel=params["feature_up"]["kernel"].astype(config.dtype),
+        feature_bias=params["feature_up"]["bias"].astype(config.dtype),
         attention_bias=attention_bias,
         fusion_kernel=jnp.concatenate([fusion.node, fusion.product]),
         anchor_kernel=side_by_side(anchor["kernel"], fusion.anchor),
@@ -174,16 +181,17 @@ def _fold_reranker(config: RerankerConfig, params: dict, embedding: Float[Array,
 
 
 class Factors(NamedTuple):
-    """What `Vectors` has, before the division by the norms."""
+    """What `Vectors` has, before the division by the norms; out and in vector of a candidate side by side."""
 
     anchor_out: Float[Array, "*batch E"]
-    out: Float[Array, "*batch S K E"]
-    in_: Float[Array, "*batch S K E"]
+    candidates: Float[Array, "*batch S K out_in"]
 
 
 def folded_vectors(config: RerankerConfig, *arguments) -> Vectors:
     """`Reranker` from candidate ids instead of embeddings, within 1e-5 in float32; arguments as of `folded_factors`."""
-    return Vectors(*(unit(x, config.vector_floor) for x in folded_factors(config, *arguments)))
+    anchor_out, candidates = folded_factors(config, *arguments)
+    vectors = (anchor_out, *jnp.split(candidates, 2, axis=-1))
+    return Vectors(*(unit(x, config.vector_floor) for x in vectors))
 
 
 def folded_factors(
@@ -209,7 +217,8 @@ def folded_factors(
         )
 
     def run(reranker: Reranker) -> Factors:
-        nodes = reranker.lattice(folded.token_table[candidate_ids], states, logprobs, folded.attention_bias)
+        confidence = _written_out(reranker.features(logprobs), folded.feature_kernel, folded.feature_bias)
+        nodes = reranker.lattice(folded.token_table[candidate_ids], states, confidence, folded.attention_bias)
         copies = anchor_copies(math.prod(anchor.shape[:-1]))
         rows = jnp.broadcast_to(anchor[..., None, :], (*anchor.shape[:-1], copies, anchor.shape[-1]))
         state = reranker.anchor_state(rows, jnp.broadcast_to(anchor_valid[..., None], rows.shape[:-1]))
@@ -218,7 +227,7 @@ def folded_factors(
         )
         both = jnp.concatenate([nodes, nodes * state[..., :1, None, :]], axis=-1)  # [x; x * a]
         hidden = nn.silu(jnp.einsum("...w,wu->...u", both, folded.fusion_kernel) + shared[..., None, None, :])
-        return Factors(anchor_out, *jnp.split(_linear(hidden, folded.factor_kernel, folded.factor_bias), 2, axis=-1))
+        return Factors(anchor_out, _linear(hidden, folded.factor_kernel, folded.factor_bias))
 
     return nn.apply(run, Reranker(config, kernels))({"params": folded.params})
 
@@ -226,3 +235,13 @@ def folded_factors(
 def _linear(x: Float[Array, "*batch W"], kernel: Float[Array, "W U"], bias: Float[Array, "U"]) -> Array:
     product = jnp.einsum("...w,wu->...u", x, kernel)
     return product + jnp.broadcast_to(bias, product.shape)
+
+
+def _written_out(x: Float[Array, "*batch F"], kernel: Float[Array, "F U"], bias: Float[Array, "U"]) -> Array:
+    """`_linear` of few inputs as a sum: XLA fuses that with what stands around it, where it would launch a product."""
+    wide, kernel, total = x.astype(jnp.float32), kernel.astype(jnp.float32), bias.astype(jnp.float32)
+    shape = (*x.shape[:-1], kernel.shape[-1])
+    total = jnp.broadcast_to(total, shape)
+    for i, row in enumerate(kernel):
+        total = total + wide[..., i : i + 1] * jnp.broadcast_to(row, shape)
+    return total.astype(x.dtype)

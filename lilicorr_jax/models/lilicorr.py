@@ -197,18 +197,21 @@ class Reranker(nn.Module):
         same = self.same_slot_bias[:, None, None] * (distance == 0)[None].astype(self.same_slot_bias.dtype)
         return relative + same
 
+    def features(self, logprobs: Float[Array, "*batch S K"]) -> Float[Array, "*batch S K features"]:
+        """The confidence scalars of each node, normed."""
+        return self.feature_norm(confidence_features(logprobs).astype(self.config.dtype))
+
     def node_states(
         self,
         token_rows: Float[Array, "*batch S K W"],
         states: Float[Array, "*batch S D"],
-        logprobs: Float[Array, "*batch S K"],
+        confidence: Float[Array, "*batch S K W"],
     ) -> Float[Array, "*batch S K W"]:
         """Token, drafter state and confidence of each node, with its slot's and its rank's embedding; no norm."""
         dtype = self.config.dtype
         slots, ranks = token_rows.shape[-3:-1]
-        features = self.feature_norm(confidence_features(logprobs).astype(dtype))
         nodes = token_rows + self.pass_hidden_proj(states)[..., None, :]
-        nodes = nodes + self.feature_out(nn.silu(self.feature_up(features)))
+        nodes = nodes + self.feature_out(nn.silu(confidence))
         nodes = nodes + jnp.broadcast_to(self.slot_embedding[:slots, None].astype(dtype), nodes.shape)
         return nodes + jnp.broadcast_to(self.rank_embedding[:ranks].astype(dtype), nodes.shape)
 
@@ -216,11 +219,11 @@ class Reranker(nn.Module):
         self,
         token_rows: Float[Array, "*batch S K W"],
         states: Float[Array, "*batch S D"],
-        logprobs: Float[Array, "*batch S K"],
+        confidence: Float[Array, "*batch S K W"],
         bias: Float[Array, "N M M"],
     ) -> Float[Array, "*batch S K W"]:
-        """Node states after every layer and the output norm."""
-        nodes = self.node_states(token_rows, states, logprobs)
+        """Node states after every layer and the output norm; `confidence` is `feature_up` of the features."""
+        nodes = self.node_states(token_rows, states, confidence)
         x = nodes.reshape(*nodes.shape[:-3], -1, nodes.shape[-1])  # [*batch, S*K, W], slot-major
         for layer in self.layers:
             x = layer(x, bias)
@@ -267,7 +270,8 @@ class Reranker(nn.Module):
                 f"This reranker takes lattices of at most {c.num_slots} slots x {c.num_candidates} candidates; got "
                 f"{slots} x {ranks}. Draft fewer slots, or train a reranker of that size."
             )
-        nodes = self.lattice(self.token_rows(embeddings), states, logprobs, self.attention_bias(slots, ranks))
+        confidence = self.feature_up(self.features(logprobs))
+        nodes = self.lattice(self.token_rows(embeddings), states, confidence, self.attention_bias(slots, ranks))
         state = self.anchor_state(anchor, anchor_valid)
         hidden = self.factor_input_proj(nodes, state)
         return self.unit_vectors(state, self.out_head(hidden), self.in_head(hidden))

@@ -20,8 +20,7 @@ __all__ = ["Scores", "Walked", "exact_walk", "greedy_walk", "match_scores", "mat
 
 def match_walk(
     anchor_out: Float[Array, "B E"],
-    out: Float[Array, "B S K E"],
-    in_: Float[Array, "B S K E"],
+    vectors: Float[Array, "B S K out_in"],
     *,
     cosine_scale: float,
     floor: float,
@@ -35,7 +34,9 @@ def match_walk(
     """Cosines of the vectors times `cosine_scale` (Eq. 1), and one path through them; for serving, no gradient.
 
     Args:
-        anchor_out, out, in_: vectors of any length; a norm below `floor` is divided by the floor instead.
+        anchor_out: out vectors of the anchors, E wide.
+        vectors: each candidate's out vector, then its in vector. They may have any length; a norm below `floor` is
+            divided by the floor instead.
         kind: the best next candidate (Eq. 8), the path of highest sum (Appendix E), or a draw from the softmax of each
             committed row at `temperature` (0: the greedy walk with certainty) with `uniforms` in [0, 1).
         with_scores: return them too.
@@ -48,10 +49,10 @@ def match_walk(
     """
     reference.check_draws(kind, temperature, uniforms)
     run = reference.match_walk
-    if choose("match_walk", implementation, kernel.problem(out)).implementation == "mosaic_gpu":
+    if choose("match_walk", implementation, kernel.problem(vectors)).implementation == "mosaic_gpu":
         run = kernel.match_walk if interpret is None else _interpreted(interpret)
     return run(
-        anchor_out, out, in_, cosine_scale=cosine_scale, floor=floor, kind=kind, temperature=temperature,
+        anchor_out, vectors, cosine_scale=cosine_scale, floor=floor, kind=kind, temperature=temperature,
         uniforms=uniforms, with_scores=with_scores,
     )  # fmt: skip
 

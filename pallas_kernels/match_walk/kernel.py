@@ -1,9 +1,10 @@
 """Matching scores and the walk through them as one Mosaic GPU kernel: one CTA for each block.
 
-The vectors of all slots stream through shared memory in pieces of 64 columns. A transition needs only the products of
-one slot's out vectors with the next slot's in vectors, K x K of them, which lie on the diagonal of (all out rows) x
-(all in rows)^T when the anchor stands in front of the out rows; the tensor cores compute that diagonal in squares of
-64 rows. Norms are summed beside them. The walk then reads scores one by one.
+The vectors stream through shared memory in pieces of 64 columns, out and in vector of a candidate from the one row that
+they share. A transition needs only the products of one slot's out vectors with the next slot's in vectors, K x K of
+them, which lie on the diagonal of (all out rows) x (all in rows)^T when the anchor stands in front of the out rows; it
+comes among those of other blocks, because the copy engine takes rows by the eight. The tensor cores compute that
+diagonal in squares of 64 rows. Norms are summed beside them. The walk then reads scores one by one.
 """
 
 from functools import partial
@@ -22,24 +23,23 @@ COLUMNS = 64  # of bfloat16: the 128 bytes of a swizzle
 SHARED = 160 * 1024  # bytes for vectors in flight
 
 
-def problem(out: Float[Array, "B S K E"]) -> str | None:
+def problem(vectors: Float[Array, "B S K out_in"]) -> str | None:
     """What of a call the kernel can't do, in words."""
-    _, slots, ranks, width = out.shape
+    _, slots, ranks, both = vectors.shape
     if ranks not in (8, 16):
         return f"it takes 8 or 16 candidates per slot, and there are {ranks}"
     if slots * ranks > 256:
         return f"it takes at most 256 candidates in all, and there are {slots} slots of {ranks}"
-    if width % COLUMNS:
-        return f"vectors must be a multiple of {COLUMNS} wide, and are {width}"
-    if out.dtype != jnp.bfloat16:
-        return f"vectors must be bfloat16, and are {out.dtype}"
+    if both % (2 * COLUMNS):
+        return f"vectors must be a multiple of {COLUMNS} wide, and are {both / 2:g}"
+    if vectors.dtype != jnp.bfloat16:
+        return f"vectors must be bfloat16, and are {vectors.dtype}"
     return None
 
 
 def match_walk(
     anchor_out: Float[Array, "B E"],
-    out: Float[Array, "B S K E"],
-    in_: Float[Array, "B S K E"],
+    vectors: Float[Array, "B S K out_in"],
     *,
     cosine_scale: float,
     floor: float,
@@ -50,17 +50,14 @@ def match_walk(
     interpret=None,
 ) -> Walked:
     """See `reference.match_walk`."""
-    batch, slots, ranks, width = out.shape
-    rows = slots * ranks
+    batch, slots, ranks, both = vectors.shape
+    width, rows = both // 2, slots * ranks
     squares = -(-rows // SQUARE)
     held = max(rows, SQUARE)
     stages = min(SHARED // (4 * held * COLUMNS), width // COLUMNS)
     picks_size = -(-slots // 4) * 4  # copies move multiples of 16 bytes
-    inputs = [
-        jnp.broadcast_to(anchor_out[:, None], (batch, ranks, width)),
-        out.reshape(batch, rows, width),
-        in_.reshape(batch, rows, width),
-    ]
+    anchors = jnp.pad(anchor_out, ((0, -batch % ranks), (0, 0)))
+    inputs = [anchors, vectors.reshape(batch, rows, both)]
     results = {"picks": ((picks_size,), jnp.int32)}
     if kind == "sampled":
         draws = jnp.concatenate([temperature[:, None], uniforms], axis=1)
@@ -115,7 +112,9 @@ def _unpack(squares: Float[Array, "B M R R"], slots: int, ranks: int) -> Scores:
         square = min(slot * ranks // SQUARE, len(begins) - 1)
         first = slot * ranks - begins[square]
         steps.append(squares[:, square, first : first + ranks, first : first + ranks])
-    return Scores(start=steps[0][:, 0], pair=jnp.stack(steps, axis=1)[:, 1:])
+    own = jnp.arange(len(squares)) % ranks
+    start = jnp.take_along_axis(steps[0], own[:, None, None], axis=1)[:, 0]
+    return Scores(start=start, pair=jnp.stack(steps, axis=1)[:, 1:])
 
 
 def _body(*refs, kind, slots, ranks, scale, floor, names, out_s, in_s, scale_s, scores_s, picks_s, q_s, after_s,
@@ -124,15 +123,17 @@ def _body(*refs, kind, slots, ranks, scale, floor, names, out_s, in_s, scale_s, 
     num_inputs = len(refs) - len(names)
     inputs, results = refs[:num_inputs], dict(zip(names, refs[num_inputs:], strict=True))
     block = jax.lax.axis_index("block")
+    own = jax.lax.rem(block, ranks)
     if kind == "sampled":
-        plgpu.copy_gmem_to_smem(inputs[3].at[block], draws_s, drawn)
-    _scores(block, *inputs[:3], out_s, in_s, scale_s, scores_s, arrived, slots * ranks, ranks, scale, floor)
+        plgpu.copy_gmem_to_smem(inputs[2].at[block], draws_s, drawn)
+    anchors = inputs[0].at[pl.ds(block // ranks * ranks, ranks)]
+    _scores(anchors, inputs[1].at[block], out_s, in_s, scale_s, scores_s, arrived, slots * ranks, ranks, scale, floor)
     read = partial(_read, scores_s, slots * ranks, ranks)
     if kind == "sampled":
         plgpu.barrier_wait(drawn)
-        _sample(read, draws_s, picks_s, q_s, slots, ranks)
+        _sample(read, own, draws_s, picks_s, q_s, slots, ranks)
     else:
-        _climb(read, after_s if kind == "exact" else None, picks_s, slots, ranks)
+        _climb(read, own, after_s if kind == "exact" else None, picks_s, slots, ranks)
     plgpu.commit_smem()
     for name, source in (("picks", picks_s), ("q", q_s), ("scores", scores_s)):
         if name in results:
@@ -140,20 +141,18 @@ def _body(*refs, kind, slots, ranks, scale, floor, names, out_s, in_s, scale_s, 
     plgpu.wait_smem_to_gmem(0)
 
 
-def _scores(block, anchor_g, out_g, in_g, out_s, in_s, scale_s, scores_s, arrived, rows, ranks, scale, floor):
+def _scores(anchors_g, vectors_g, out_s, in_s, scale_s, scores_s, arrived, rows, ranks, scale, floor):
     """sigma times the cosines, in the squares of `scores_s`."""
-    stages, width = out_s.shape[0], in_g.shape[-1]
+    stages, width = out_s.shape[0], anchors_g.shape[-1]
     steps, begins = width // COLUMNS, _begins(rows)
 
     def fetch(step, stage):
-        columns = pl.ds(step * COLUMNS, COLUMNS)
+        of_out, of_in = (pl.ds(begin + step * COLUMNS, COLUMNS) for begin in (0, width))
         arrival = arrived.at[stage]
-        plgpu.copy_gmem_to_smem(anchor_g.at[block, :, columns], out_s.at[stage, pl.ds(0, ranks)], arrival)
+        plgpu.copy_gmem_to_smem(anchors_g.at[:, of_out], out_s.at[stage, pl.ds(0, ranks)], arrival)
         before_last = pl.ds(0, rows - ranks)
-        plgpu.copy_gmem_to_smem(
-            out_g.at[block, before_last, columns], out_s.at[stage, pl.ds(ranks, rows - ranks)], arrival
-        )
-        plgpu.copy_gmem_to_smem(in_g.at[block, :, columns], in_s.at[stage, pl.ds(0, rows)], arrival)
+        plgpu.copy_gmem_to_smem(vectors_g.at[before_last, of_out], out_s.at[stage, pl.ds(ranks, rows - ranks)], arrival)
+        plgpu.copy_gmem_to_smem(vectors_g.at[:, of_in], in_s.at[stage, pl.ds(0, rows)], arrival)
 
     def accumulate(*sums):
         def step_(step, squares):
@@ -217,8 +216,11 @@ def _argmax(values: list):
     return rank, best
 
 
-def _climb(read, after_s, picks_s, slots: int, ranks: int):
-    """The greedy walk (Eq. 8); over scores plus the best that can follow (Appendix E) if `after_s` is there."""
+def _climb(read, anchor, after_s, picks_s, slots: int, ranks: int):
+    """The greedy walk (Eq. 8) from row `anchor`.
+
+    If `after_s` is there, over scores plus the best that can follow (Appendix E).
+    """
     if after_s is not None:
         for rank in range(ranks):
             after_s[(slots - 1) * ranks + rank] = jnp.float32(0)
@@ -241,10 +243,10 @@ def _climb(read, after_s, picks_s, slots: int, ranks: int):
         picks_s[slot] = picked
         return picked
 
-    jax.lax.fori_loop(0, slots, forward, jnp.int32(0))
+    jax.lax.fori_loop(0, slots, forward, anchor)
 
 
-def _sample(read, draws_s, picks_s, q_s, slots: int, ranks: int):
+def _sample(read, anchor, draws_s, picks_s, q_s, slots: int, ranks: int):
     """Draws from softmax(row / T) of the row that was drawn; certainty of the best at T = 0."""
     temperature = draws_s[0]
     is_greedy = temperature == 0
@@ -265,4 +267,4 @@ def _sample(read, draws_s, picks_s, q_s, slots: int, ranks: int):
         picks_s[slot] = picked
         return picked
 
-    jax.lax.fori_loop(0, slots, draw, jnp.int32(0))
+    jax.lax.fori_loop(0, slots, draw, anchor)

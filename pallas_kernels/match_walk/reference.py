@@ -52,8 +52,7 @@ def check_draws(kind: str, temperature: Array | None, uniforms: Array | None) ->
 
 def match_walk(
     anchor_out: Float[Array, "B E"],
-    out: Float[Array, "B S K E"],
-    in_: Float[Array, "B S K E"],
+    vectors: Float[Array, "B S K out_in"],
     *,
     cosine_scale: float,
     floor: float,
@@ -66,7 +65,7 @@ def match_walk(
 
     `kind`, `temperature` and `uniforms` as in `greedy_walk`, `exact_walk` and `sampled_walk`.
     """
-    unit = (_unit(x, floor) for x in (anchor_out, out, in_))
+    unit = (_unit(x, floor) for x in (anchor_out, *jnp.split(vectors, 2, axis=-1)))
     scores = match_scores(*unit, cosine_scale)
     q = None
     if kind == "sampled":

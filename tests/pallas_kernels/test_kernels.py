@@ -16,7 +16,7 @@ from pallas_kernels.match_walk import kernel, match_walk
 from pallas_kernels.topk_logprobs import topk_logprobs
 from tests.pallas_kernels.test_lattice_attention import attention_loop
 from tests.pallas_kernels.test_match_walk import best_path, greedy_loop, path_score, sampled_loop
-from tests.tolerance import assert_close
+from tests.tolerance import as_float64, assert_close
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -85,7 +85,7 @@ class TestMatchWalk:
     def test_equals_loops_and_races_with_nothing(self, rng, case, implementation, interpret):
         vectors, draws, walked = self.run(rng, case, implementation=implementation, interpret=interpret)
         assert interpret is None or not races_found()
-        wide = [np.asarray(x.astype(jnp.float32), np.float64) for x in vectors]
+        wide = as_float64(vectors[0]), *np.split(as_float64(vectors[1]), 2, axis=-1)
         anchor, out, in_ = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-4) for x in wide)
         start = 8 * np.einsum("be,bke->bk", anchor, in_[:, 0])
         pair = 8 * np.einsum("bsje,bske->bsjk", out[:, :-1], in_[:, 1:])
@@ -153,7 +153,7 @@ def test_a_planted_race_is_found():
 def test_a_named_implementation_is_never_replaced():
     with pytest.raises(NotImplementedError, match="power of two up to 16, and is 3"):
         topk_logprobs(jnp.zeros((1, 512)), 3, implementation="mosaic_gpu")
-    vectors = jnp.zeros((1, 64)), jnp.zeros((1, 2, 8, 64)), jnp.zeros((1, 2, 8, 64))
+    vectors = jnp.zeros((1, 64)), jnp.zeros((1, 2, 8, 128))
     with pytest.raises(NotImplementedError, match="bfloat16, and are float32"):
         match_walk(*vectors, cosine_scale=8.0, floor=1e-4, kind="greedy", implementation="mosaic_gpu")
 
