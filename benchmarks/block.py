@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.race import peer_command, race, surroundings
+from benchmarks.race import peer_command, race
 from lilicorr_jax import flags
 from lilicorr_jax.config import setting
+from serve.provenance import surroundings
 
 PROGRAM = "benchmarks.block"
 OURS, THEIRS = "lilicorr_jax", "dflash"

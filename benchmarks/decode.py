@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.fetch import model_folder
-from benchmarks.race import peer_command, race, surroundings
+from benchmarks.race import peer_command, race
 from lilicorr_jax import flags
 from lilicorr_jax.config import setting
 from lilicorr_jax.conversion.safetensors import read_folder
+from serve.provenance import surroundings
 from serve.workload import load_tokenizer, templated
 
 PROGRAM = "benchmarks.decode"

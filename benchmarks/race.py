@@ -1,7 +1,7 @@
 """Contestants that take turns: programs that stay alive, each in a process of its own, and run when they are told to.
 
 A machine that other work slows down slows all of them alike, round by round, so ratios of one run can be trusted where
-single numbers can't. Owns processes, turns and the environment's description; what is measured is the programs' affair.
+single numbers can't. Owns processes and turns; what is measured is the programs' affair.
 """
 
 import json
@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from serve import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -95,13 +93,3 @@ def peer_command(script: str) -> list[str]:
     if not PEER_PYTHON.exists():
         raise ValueError(f"{PEER_PYTHON} is not there; make it with `make peers`, which installs PyTorch into it.")
     return [str(PEER_PYTHON), str(ROOT / "benchmarks" / "peers" / script)]
-
-
-def surroundings(load_before: Sequence[float]) -> str:
-    """Where a run took place, in a line: processor, commit, versions, and the load before and after it."""
-    device, versions = provenance.device(), provenance.versions()
-    before, after = (", ".join(f"{value:.1f}" for value in load) for load in (load_before, os.getloadavg()))
-    return (
-        f"{device['kind']}, {device['cpus']} CPUs; commit {provenance.revision()}; jax {versions['jax']}, Python "
-        f"{versions['python']}; load average (1, 5, 15 min) {before} before, {after} after"
-    )

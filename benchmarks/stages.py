@@ -15,9 +15,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contestant import Machine, timed
 from benchmarks.fetch import model_folder
-from benchmarks.race import surroundings
 from benchmarks.random_drafter import drafter_for, random_checkpoint
 from lilicorr_jax import flags
 from lilicorr_jax.config import setting
@@ -25,7 +23,9 @@ from lilicorr_jax.decoding.candidates import candidate_pool
 from lilicorr_jax.decoding.prefill import empty_state
 from lilicorr_jax.decoding.speculate import DecodeState, Finish, run_blocks
 from lilicorr_jax.sharding import count_parameters
+from serve.machine import Machine, timed
 from serve.models import Models, assemble, load_models
+from serve.provenance import surroundings
 
 PROGRAM = "benchmarks.stages"
 NUM_STOP_IDS = 8
@@ -160,8 +160,8 @@ def run(config: StagesConfig) -> None:
         print(
             f"| {stage.name} | {seconds[stage.name] * 1e3:.2f} | {read * 1e3:.2f} | {multiplied * 1e3:.2f} | {over} |"
         )
-    passed = seconds["verify"] + seconds["unembed, argmax"]
-    print(f"\nA pass of {parts[0].rows} rows, unembedding included, costs {passed / seconds['plain step']:.2f} plain steps.")
+    steps = (seconds["verify"] + seconds["unembed, argmax"]) / seconds["plain step"]
+    print(f"\nA pass of {parts[0].rows} rows, unembedding included, costs {steps:.2f} plain steps.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

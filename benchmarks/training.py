@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.plain import PlainObjective, dense_block_attention
-from benchmarks.race import surroundings
 from lilicorr_jax.config import ObjectiveConfig, RerankerConfig, TargetConfig, default_target_layer_ids, setting
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target
 from lilicorr_jax.flags import run_main
 from lilicorr_jax.presets import Preset, tiny
 from lilicorr_jax.sharding import make_mesh
 from pallas_kernels.block_attention import block_attention
+from serve.provenance import surroundings
 from train.config import TrainConfig
 from train.data import Batch
 from train.objective import Objective

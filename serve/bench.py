@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from lilicorr_jax import flags
 from lilicorr_jax.config import Dtype, setting
-from serve import arms, attribution, engine, gap, provenance, report, results, table, workload
+from serve import arms, attribution, engine, gap, provenance, report, results, stages, table, workload
 from serve.arms import Kind
 from serve.request import MAX_SEED
 
@@ -36,7 +36,9 @@ python -m serve.bench --flagfile=serve/flagfiles/demo.flags --temperature=0 --nu
 python -m serve.bench --target=Qwen3-4B --drafter=export --prompts=gsm8k.jsonl --num_prompts=128 --output_dir=runs/gsm8k
 python -m serve.bench --target=Qwen3-4B --drafter=runs/dflash/export/hf,runs/domino/export/hf --arms=ar,argmax,greedy \
     --prompts=gsm8k.jsonl --trace=true
+python -m serve.bench --stages --preset=qwen3_8b        # what stands behind the drafter, alone; --stages --help
 """
+STAGES = "--stages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +368,9 @@ def notes(bench: Bench, compiled: Mapping[str, list[float]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if STAGES in arguments:  # another measurement, with flags of its own
+        return stages.main([argument for argument in arguments if argument != STAGES])
     return flags.run_main(BenchConfig, run, program=PROGRAM, examples=EXAMPLES, arguments=arguments)
 
 

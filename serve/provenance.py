@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -31,6 +32,16 @@ def device() -> dict[str, str | int]:
     first = jax.devices()[0]
     kind = _processor() if first.platform == "cpu" else first.device_kind
     return {"platform": first.platform, "kind": kind, "count": jax.device_count(), "cpus": os.cpu_count() or 0}
+
+
+def surroundings(load_before: Sequence[float]) -> str:
+    """Where a run took place, in a line: processor, commit, versions, and the load before and after it."""
+    where, what = device(), versions()
+    before, after = (", ".join(f"{value:.1f}" for value in load) for load in (load_before, os.getloadavg()))
+    return (
+        f"{where['kind']}, {where['cpus']} CPUs; commit {revision()}; jax {what['jax']}, Python "
+        f"{what['python']}; load average (1, 5, 15 min) {before} before, {after} after"
+    )
 
 
 def folder_digest(folder: str | Path) -> str:

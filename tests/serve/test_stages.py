@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import correctors
-from benchmarks.correctors import CorrectorsConfig, arguments, contestants, random_folded
 from lilicorr_jax.config import corrector_name
 from lilicorr_jax.presets import tiny
+from serve import bench
+from serve.stages import StagesConfig, arguments, contestants, random_folded
 
-TINY = CorrectorsConfig(preset="tiny", rows=(2,), rounds=1)
+TINY = StagesConfig(preset="tiny", rows=(2,), rounds=1)
 WAYS = {way.name: way for way in contestants(TINY)}
 
 
@@ -49,7 +49,7 @@ def test_counted_products_are_those_of_the_traced_program(name):
 
 def test_weights_of_a_rollout_are_read_again_in_every_slot():
     """Published sizes: 1.20 GB for Domino and 1.17 for DSpark in bfloat16, 15 drafts of one text."""
-    public = {way.name: way for way in contestants(CorrectorsConfig(preset="qwen3_8b"))}
+    public = {way.name: way for way in contestants(StagesConfig(preset="qwen3_8b"))}
     assert public["domino"].work(1).read_bytes(2) == pytest.approx(1.20e9, rel=0.01)
     assert public["dspark"].work(1).read_bytes(2) == pytest.approx(1.17e9, rel=0.01)
     assert public["domino"].work(1).flops == pytest.approx(1.22e9, rel=0.02)
@@ -58,7 +58,7 @@ def test_weights_of_a_rollout_are_read_again_in_every_slot():
 
 
 def test_a_run_prints_every_method_and_one_json_line(capsys):
-    assert correctors.main(["--preset=tiny", "--rows=2", "--rounds=1"]) == 0
+    assert bench.main(["--stages", "--preset=tiny", "--rows=2", "--rounds=1"]) == 0
     *text, last = capsys.readouterr().out.strip().splitlines()
     found = json.loads(last)["results"]
     assert [row["method"] for row in found] == list(WAYS)
@@ -67,7 +67,7 @@ def test_a_run_prints_every_method_and_one_json_line(capsys):
 
 
 def test_an_empty_run_is_refused(capsys):
-    assert correctors.main(["--rounds=0"]) == 2
+    assert bench.main(["--stages", "--rounds=0"]) == 2
     assert "got (1, 8, 32) and 0" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.correctors`: what stands behind the drafter, alone, at the dimensions of a published model.
+"""`python -m serve.bench --stages`: what stands behind the drafter, alone, at the dimensions of a published model.
 
 LiLiCorr's candidates, reranker and walk, Domino's rollout and DSpark's, from the drafter's states and logits to the
 drafts, as they are served: folded, one program each. Weights are random, float32. The pass over the vocabulary that
@@ -19,8 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.contestant import Machine, timed
-from benchmarks.race import surroundings
 from lilicorr_jax import flags
 from lilicorr_jax.config import (
     CorrectorConfig,
@@ -38,14 +36,20 @@ from lilicorr_jax.models.corrector import corrector_shapes, make_corrector
 from lilicorr_jax.models.fold import anchor_copies, fold_for_serving
 from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.sharding import abstract_parameters
+from serve.machine import Machine, timed
+from serve.provenance import surroundings
 
-PROGRAM = "benchmarks.correctors"
+PROGRAM = "serve.bench --stages"
+EXAMPLES = """
+python -m serve.bench --stages
+python -m serve.bench --stages --preset=qwen3_4b --rows=1,16
+"""
 H100_BYTES, H100_FLOPS = 3.35e12, 990e12  # SXM datasheet: HBM3, dense bfloat16
 PAPER = "the paper, one H100, optimised: LiLiCorr 0.28 ms, Domino 0.67 ms a block"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectorsConfig:
+class StagesConfig:
     """Times the correctors of a preset side by side against the floors of this machine and of an H100."""
 
     preset: Literal["tiny", "demo", "qwen3_4b", "qwen3_8b"] = setting("qwen3_8b", "Dimensions.")
@@ -130,7 +134,7 @@ class Contestant(NamedTuple):
     work: Callable[[int], Work]
 
 
-def contestants(config: CorrectorsConfig) -> list[Contestant]:
+def contestants(config: StagesConfig) -> list[Contestant]:
     preset = PRESETS[config.preset]()
     vocab_size = preset.target.vocab_size
 
@@ -162,7 +166,7 @@ def random_folded(config: CorrectorConfig, vocab_size: int, rng: np.random.Gener
     return jax.tree.map(lambda leaf: jnp.asarray(np.resize(few, leaf.shape)), folded)
 
 
-def arguments(config: CorrectorsConfig, rows: int, rng: np.random.Generator) -> tuple:
+def arguments(config: StagesConfig, rows: int, rng: np.random.Generator) -> tuple:
     """Logits, and what a proposer takes behind its parameters; the block has a row for every convention."""
     drafter = PRESETS[config.preset]().drafter
     slots = drafter.num_slots
@@ -173,7 +177,7 @@ def arguments(config: CorrectorsConfig, rows: int, rng: np.random.Generator) -> 
     return jnp.asarray(logits), jax.tree.map(jnp.asarray, (states, *rest))
 
 
-def measure(config: CorrectorsConfig, ways: list[Contestant], params: dict, rows: int, machine: Machine) -> dict:
+def measure(config: StagesConfig, ways: list[Contestant], params: dict, rows: int, machine: Machine) -> dict:
     """Seconds of every method by turns, and the machine's rates between them."""
     logits, rest = arguments(config, rows, np.random.default_rng(config.seed))
     calls = {w.name: partial(w.run, params[corrector_name(w.corrector)] | {"logits": logits}, *rest) for w in ways}
@@ -206,7 +210,7 @@ def summarise(way: Contestant, rows: int, seconds: list[float], rates: dict[str,
     }
 
 
-def run(config: CorrectorsConfig) -> None:
+def run(config: StagesConfig) -> None:
     load, ways, machine = os.getloadavg(), contestants(config), Machine()
     vocab_size, rng = PRESETS[config.preset]().target.vocab_size, np.random.default_rng(config.seed)
     trees = {corrector_name(way.corrector): way.corrector for way in ways}
@@ -242,7 +246,7 @@ def table(found: list[dict]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return flags.run_main(CorrectorsConfig, run, program=PROGRAM, arguments=arguments)
+    return flags.run_main(StagesConfig, run, program=PROGRAM, examples=EXAMPLES, arguments=arguments)
 
 
 if __name__ == "__main__":
