@@ -231,6 +231,10 @@ def slots(results: Mapping) -> list[str]:
         "Shares over all anchors that have the slot, the end of turn left out; `oracle` and `accepted` ask the same of "
         "every slot before. The pool is the drafter's own 8 likeliest tokens, for every method.",
         curve_table(shown, SLOTS),
+        "Slot 1 stands next to the anchor, which every method knows: nothing has to cohere there. Drafted right: "
+        f"{', '.join(f'{label} {curve["selected"][0]:.2f}' for label, curve in shown.items())}. Where a method is "
+        "behind already there, its drafter has not yet learned to read the anchor through its masked rows; Domino "
+        "predicts slot 1 from the anchor's own row, and DSpark's head is given the anchor's token.",
         "The end of turn alone: where it stood at the slot, was it covered, was it drafted?",
         curve_table(ends, SLOTS),
     ]
