@@ -239,8 +239,8 @@ def read_launches(metadata: str, instructions: tuple[Instruction, ...]) -> tuple
 
 
 def read_kernels(folder: Path) -> tuple[KernelResources, ...]:
-    """Registers, spills and shared memory from the dumps of the Mosaic compiler."""
-    return tuple(resources for path in sorted(folder.glob("*.ptxas")) for resources in _read_kernel(path))
+    """Registers, spills and shared memory from the dumps of the Mosaic compiler, each once of those that are alike."""
+    return tuple(dict.fromkeys(kernel for path in sorted(folder.glob("*.ptxas")) for kernel in _read_kernel(path)))
 
 
 def _read_kernel(path: Path) -> Iterator[KernelResources]:

@@ -4,6 +4,8 @@ The Mosaic kernels are interpreted on a CPU, which simulates shared memory, barr
 where there is a GPU, they run on it, at Qwen3's sizes too.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from pallas_kernels.cases import LATTICE_CASES, TOPK_CASES, WALK_CASES, WalkCase
 from pallas_kernels.lattice_attention import lattice_attention
 from pallas_kernels.match_walk import kernel, match_walk
 from pallas_kernels.topk_logprobs import topk_logprobs
+from tests.conftest import has_gpu
 from tests.pallas_kernels.test_lattice_attention import attention_loop
 from tests.pallas_kernels.test_match_walk import best_path, greedy_loop, path_score, sampled_loop
 from tests.tolerance import as_float64, assert_close
@@ -21,6 +24,19 @@ from tests.tolerance import as_float64, assert_close
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 INTERPRETED = plgpu.InterpretGPUParams(detect_races=True)
+
+
+@pytest.fixture(autouse=True)
+def watch_tensor_cores(monkeypatch):
+    """JAX's detector does not see what a product reads: while a kernel is interpreted, its threads read the same."""
+    multiply = plgpu.wgmma
+
+    def watched(total, left, right):
+        left[...], right[...]
+        multiply(total, left, right)
+
+    if not has_gpu():
+        monkeypatch.setattr(plgpu, "wgmma", watched)
 
 
 def races_found() -> bool:
@@ -148,6 +164,16 @@ def test_a_planted_race_is_found():
     )  # fmt: skip
     jax.block_until_ready(run(jnp.zeros(128, jnp.float32)))
     assert races_found()
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_a_product_before_its_rows_have_arrived_is_found(rng, monkeypatch, left_out):
+    """One of the two waits of the lattice's kernel is left out: for queries and keys, for values."""
+    case, waits, wait = tagged(LATTICE_CASES, "interpret")[3], itertools.count(), plgpu.barrier_wait
+    monkeypatch.setattr(plgpu, "barrier_wait", lambda barrier: None if next(waits) == left_out else wait(barrier))
+    lattice = lattice_attention(*case.arrays(rng), implementation="mosaic_gpu", interpret=INTERPRETED)
+    jax.block_until_ready(lattice)
+    assert next(waits) == 2 and races_found()
 
 
 def test_a_named_implementation_is_never_replaced():

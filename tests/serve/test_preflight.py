@@ -12,14 +12,14 @@ from serve import preflight
 from serve.preflight import PreflightConfig
 
 KERNELS = {"topk_logprobs_chunks": 1, "topk_logprobs_merge": 1, "lattice_attention": 2, "match_walk_greedy": 1}
-MAX_DRAFTING_LAUNCHES = 48
+DRAFTING_LAUNCHES = {1: 40, 32: 36}  # by texts, at most; a few texts' products are cut into parts that are then summed
 
 
 def shallow():
-    """Qwen3-8B with three target layers and one of the drafter's: layers only repeat each other."""
+    """Qwen3-8B with two target layers and one of the drafter's: layers only repeat each other."""
     whole = PRESETS["qwen3_8b"]()
-    fewer = dict(num_layers=1, num_target_layers=3, target_layer_ids=(0, 1))
-    return replace(whole, target=replace(whole.target, num_layers=3), drafter=replace(whole.drafter, **fewer))
+    fewer = dict(num_layers=1, num_target_layers=2, target_layer_ids=(0,))
+    return replace(whole, target=replace(whole.target, num_layers=2), drafter=replace(whole.drafter, **fewer))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def check_block(found):
 
 
 @pytest.mark.aot
-def test_a_block_is_one_program_with_each_kernel_once(block):
+def test_a_block_is_one_program_with_each_kernel_once_and_the_attention_in_each_lattice_layer(block):
     found = preflight.findings(PreflightConfig(), block, {})
     check_block(found)
     stages = {name.split()[0] for name in found["launches_by_stage"]}
@@ -57,9 +57,10 @@ def test_weights_and_caches_are_counted_to_the_byte(block):
 
 
 @pytest.mark.aot
-def test_from_the_final_norm_to_the_drafted_ids_takes_few_launches():
-    program = preflight.compile_drafting(PreflightConfig(), shallow())
-    assert len(program.launches) <= MAX_DRAFTING_LAUNCHES
+@pytest.mark.parametrize("concurrency", DRAFTING_LAUNCHES)
+def test_from_the_final_norm_to_the_drafted_ids_takes_few_launches(concurrency):
+    program = preflight.compile_drafting(PreflightConfig(concurrency=concurrency), shallow())
+    assert len(program.launches) <= DRAFTING_LAUNCHES[concurrency]
     assert program.kernel_calls == KERNELS and program.opcodes["while"] == 0
 
 
