@@ -34,7 +34,7 @@ def config_for(target_folder, token_file):
         small = dict(
             target=str(target_folder), data=str(token_file), preset="tiny", steps=28, batch_rows=8, accumulation=2,
             anchors=4, sequence_length=24, vocabulary_chunk=16, drafter_learning_rate=1e-2,
-            reranker_learning_rate=1e-2, warmup_share=0.1, checkpoint_every=8, log_every=2,
+            reranker_learning_rate=1e-2, warmup_share=0.5, checkpoint_every=8, log_every=2,
             eval_every=14, eval_rows=8,
         )  # fmt: skip
         return TrainConfig(output=str(output), **(small | changes))

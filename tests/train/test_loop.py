@@ -27,13 +27,29 @@ from train.checkpoint import Checkpoints
 from train.config import ClusterConfig, MeshConfig, TrainConfig
 from train.main import main
 
-STEPS = 28
+STEPS, BREAK, WARM_UP = 28, 10, 14
 MEASURED = ("tokens_per_second", "host_memory_gib")
+PATIENCE_S = 900  # for processes of their own, should the machine be busy; only what hangs takes so long
 
 
 def start(config: TrainConfig) -> int:
     """The command line in this process."""
     return main(flags_from_record(config))
+
+
+def trained_on(config: TrainConfig) -> list[list[int]]:
+    """The example ids of every batch that a run in this process trains on, to its end."""
+    place, batches = loop.place, []
+
+    def note(batch, mesh):
+        if len(batch.example_id) == config.batch_rows:  # a batch to measure on is shorter
+            batches.append(batch.example_id.tolist())
+        return place(batch, mesh)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "place", note)
+        assert start(config) == 0
+    return batches
 
 
 def exported(output: Path):
@@ -44,12 +60,14 @@ def metrics(output: Path) -> list[dict]:
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_same_run(output: Path, other: Path):
-    """The same parameters and the same story, but for clock and memory."""
-    for one, two in zip(*(jax.tree.leaves(exported(folder)) for folder in (output, other)), strict=True):
-        np.testing.assert_array_equal(one, two)
+def assert_same_run(one: TrainConfig, other: TrainConfig):
+    """The same parameters, moments, counters and story, learning rates in it, but for clock and memory."""
+    folders = Path(one.output), Path(other.output)
+    jax.tree.map(np.testing.assert_array_equal, *map(exported, folders))
+    jax.tree.map(np.testing.assert_array_equal, *map(last_state, (one, other)))
     strip = lambda record: {name: value for name, value in record.items() if name not in MEASURED}
-    assert list(map(strip, metrics(output))) == list(map(strip, metrics(other)))
+    stories = [list(map(strip, metrics(folder))) for folder in folders]
+    assert stories[0] == stories[1] and "drafter_learning_rate" in stories[0][0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,7 +95,8 @@ def traced_once():
 def whole(config_for, tmp_path_factory) -> Path:
     """A run that nobody interrupted."""
     output = tmp_path_factory.mktemp("whole")
-    assert start(config_for(output)) == 0
+    batches = trained_on(config_for(output))
+    (output / "batches.json").write_text(json.dumps(batches))
     return output
 
 
@@ -157,13 +176,12 @@ def stop_before(monkeypatch):
 
 
 def test_run_stopped_by_sigterm_saves_and_goes_on_as_if_nothing_had_been(whole, config_for, tmp_path, stop_before):
-    stop_before(10)
+    stop_before(BREAK)
     assert start(config_for(tmp_path)) == 128 + signal.SIGTERM
     assert (tmp_path / "checkpoints" / "10").is_dir() and not (tmp_path / "export").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert start(config_for(tmp_path)) == 0
-    assert_same_run(tmp_path, whole)
-    jax.tree.map(np.testing.assert_array_equal, *(last_state(config_for(folder)) for folder in (tmp_path, whole)))
+    assert_same_run(config_for(tmp_path), config_for(whole))
 
 
 def last_state(config: TrainConfig):
@@ -246,26 +264,56 @@ def run_together(config: TrainConfig, until: int, signalled: int) -> list[int]:
     try:
         wait_for_lines(Path(config.output) / "metrics.jsonl", until, processes[0])
         processes[signalled].terminate()
-        return [process.wait(300) for process in processes]
+        return [process.wait(PATIENCE_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
 
 
-def test_run_that_was_killed_ends_with_the_same_parameters(whole, config_for, tmp_path):
-    """SIGKILL when the sixth line is written, somewhere behind the first checkpoint; then the same command."""
-    command = [sys.executable, "-m", "train.main", *flags_from_record(config_for(tmp_path))]
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(len(jax.devices()))}  # as here, to share compiled programs
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    wait_for_lines(tmp_path / "metrics.jsonl", 6, process)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert start(config_for(tmp_path)) == 0
-    assert_same_run(tmp_path, whole)
+KILLED = f"""
+import os, signal, sys, time
+import train.loop as loop
+from train.main import main
+
+place, placed = loop.place, []
+
+def place_or_die(batch, mesh):
+    placed.append(batch)
+    while len(placed) > {BREAK}:
+        if os.path.isdir(os.environ["CHECKPOINT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+    return place(batch, mesh)
+
+loop.place = place_or_die
+main(sys.argv[1:])
+"""
+"""A run that SIGKILL ends while it prepares the step behind the break, as soon as the one before is on the disk."""
+
+
+def test_run_killed_in_its_warm_up_goes_on_in_another_process_bit_for_bit(whole, config_for, tmp_path):
+    """Two micro-batches a step, and rates that rise before and behind the break."""
+    config = config_for(tmp_path, checkpoint_every=BREAK)
+    assert config.accumulation == 2 and int(config.warmup_share * STEPS) == WARM_UP > BREAK
+    environment = os.environ | {
+        "CHECKPOINT": str(tmp_path / "checkpoints" / str(BREAK)),
+        "JAX_NUM_CPU_DEVICES": str(len(jax.devices())),  # as here, to share compiled programs
+    }
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *flags_from_record(config)],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        timeout=PATIENCE_S,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(BREAK)]
+    assert trained_on(config) == json.loads((whole / "batches.json").read_text())[BREAK:]
+    assert_same_run(config, config_for(whole))
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while not path.exists() or len(path.read_text().splitlines()) < count:
         assert process.poll() is None, "training ended before it could be killed"
         assert time.monotonic() < deadline, "training wrote nothing"
