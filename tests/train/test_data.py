@@ -85,10 +85,12 @@ def test_batch_of_a_bucket_is_padded_to_the_shortest_length_that_holds_its_rows(
 
 
 def test_bucketed_batches_are_a_function_of_seed_and_step_and_use_all_rows_alike(file):
-    steps = range(150)
-    ids = [bucketed(file)[step].example_id.tolist() for step in steps]
-    assert ids == [bucketed(file)[step].example_id.tolist() for step in reversed(steps)][::-1]
-    assert ids != [bucketed(file, seed=4)[step].example_id.tolist() for step in steps]
+    steps, backwards = range(150), range(149, -1, -1)
+    ids, again, others = (
+        [data[step].example_id.tolist() for step in order]
+        for data, order in ((bucketed(file), steps), (bucketed(file), backwards), (bucketed(file, seed=4), steps))
+    )
+    assert ids == again[::-1] and ids != others
     counts = np.bincount(np.concatenate(ids), minlength=60)  # ten passes
     assert counts.min() >= 9 and counts.max() <= 11
 
@@ -117,6 +119,17 @@ def test_examples_without_two_reply_tokens_in_a_row_are_dropped(file):
         ]
         assert trainable_examples(file, length).tolist() == wanted
     assert len(trainable_examples(file, 4)) < len(file)
+
+
+@pytest.mark.parametrize("buckets", [(), (3,)])
+def test_no_batch_has_a_row_that_truncation_left_with_nothing_to_learn(file, buckets):
+    length = 4
+    ids = trainable_examples(file, length)
+    assert 8 < len(ids) < len(file)
+    data = batches(Rows(file, ids, length), 4, 0, buckets)
+    for step in range(40):
+        learned = data[step].loss_mask
+        assert (learned[:, :-1] & learned[:, 1:]).any(axis=1).all()
 
 
 def test_held_out_examples_are_spread_and_never_trained_on():

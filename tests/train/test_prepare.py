@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from safetensors.numpy import load_file, save_file
 import train.prepare
 from lilicorr_jax.conversion.tokenizer import load_tokenizer
 from train.chat import render
+from train.config import TrainConfig
 from train.conversations import conversation_of
+from train.loop import read_examples
 from train.prepare import PrepareConfig, made_with, main, prepare
 from train.records import RecordFolder
 from train.revision import target_revision
@@ -69,17 +72,37 @@ def test_texts_are_the_rendered_conversations_cut_to_length(config):
     assert read_all(config.output) == wanted
 
 
-def test_workers_change_nothing(config, tmp_path, monkeypatch):
-    """Several rounds of work, long texts: tokenizer threads once hung in forked workers."""
-    rows = [row(i, "word " * 4000) for i in range(8)] + [{"messages": []}] + [row(i) for i in range(8, 16)]
+@pytest.fixture
+def two_minutes():
+    """What hangs is an error."""
+
+    def end(*_):
+        raise TimeoutError("it is not done after two minutes")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "workers"),
+    [(8, 4000, 2), pytest.param(200, 40_000, 4, marks=pytest.mark.slow)],  # slow: eight million tokens, twice
+)
+def test_workers_that_tokenise_long_texts_end_and_change_nothing(
+    config, tmp_path, monkeypatch, two_minutes, count, words, workers
+):
+    """Several rounds of work behind a pass in this process, whose tokenizer threads once hung workers forked of it."""
+    rows = [row(i, "word " * words) for i in range(count)] + [{"messages": []}] + [row(i) for i in range(count, 16)]
     many = replace(config, conversations=(str(write(tmp_path / "long.jsonl", rows)),))
     monkeypatch.setattr(train.prepare, "CONVERSATIONS_AT_ONCE", 6)
     prepare(many)
-    prepare(replace(many, output=str(tmp_path / "parallel"), workers=2))
+    prepare(replace(many, output=str(tmp_path / "parallel"), workers=workers))
     assert read_all(many.output) == read_all(str(tmp_path / "parallel"))
     dropped = [Path(folder, "dropped.jsonl").read_text() for folder in (many.output, tmp_path / "parallel")]
     assert sorted(dropped[0].splitlines()) == sorted(dropped[1].splitlines())
-    assert "long.jsonl row 8" in dropped[0]
+    assert f"long.jsonl row {count}" in dropped[0]
 
 
 def test_texts_with_nothing_to_learn_within_the_length_are_dropped_and_counted(config, tmp_path):
@@ -144,6 +167,29 @@ def test_stale_folder_is_made_anew_and_says_why(config, capsys):
     prepare(replace(config, sequence_length=60))
     assert f"{config.output} is made anew: sequence_length was 120, is now 60." in capsys.readouterr().err
     assert max(RecordFolder(config.output).lengths) <= 60
+
+
+def run_over(config: PrepareConfig, **changes) -> TrainConfig:
+    return TrainConfig(
+        **(dict(target=config.target, data=config.output, output="unused", preset="demo", steps=4) | changes)
+    )
+
+
+def test_prepared_texts_serve_runs_of_any_batch_rate_and_layers(config):
+    """They hold no features of the target: which of its layers are read is no affair of theirs."""
+    prepare(config)
+    runs = [{}, dict(batch_rows=8), dict(drafter_learning_rate=1e-2), dict(preset="tiny"), dict(accumulation=2)]
+    found = {read_examples(run_over(config, **changes), 512).fingerprint() for changes in runs}
+    assert found == {RecordFolder(config.output).fingerprint()}
+
+
+@pytest.mark.parametrize("field", ["template", "tokenizer", "target"])
+def test_run_is_refused_texts_that_were_prepared_for_another_target(config, tmp_path, field):
+    config = replace(config, target=str(shutil.copytree(config.target, tmp_path / "target")))
+    prepare(config)
+    STALE[field](config)
+    with pytest.raises(ValueError, match=f"was not prepared for .*: {field} was .*Prepare it"):
+        read_examples(run_over(config), 512)
 
 
 def test_another_target_has_another_revision(target, tmp_path):
