@@ -49,7 +49,7 @@ def knows_thinking(tokenizer) -> bool:
 def flat_ids(encoded) -> tuple[int, ...]:
     """One row of ids, whatever the tokenizer's version returns: ids, a batch of one row, an array, or a mapping."""
     if isinstance(encoded, Mapping):
-        encoded = encoded["input_ids"]
+        encoded = encoded.get("input_ids", ())
     ids = encoded.tolist() if hasattr(encoded, "tolist") else list(encoded)
     if len(ids) == 1 and isinstance(ids[0], list | tuple):
         ids = ids[0]

@@ -166,12 +166,24 @@ def test_a_conversation_without_answers_teaches_nothing(chatml):
         chat.render(chatml, conversation(("user", "A?")), thinking=False)
 
 
-@pytest.mark.parametrize("form", [lambda ids: ids, lambda ids: [ids], np.array, lambda ids: {"input_ids": ids}])
-def test_ids_are_one_flat_row_whatever_a_tokenizer_returns(form):
+def gives(encoded):
+    """A tokenizer whose template gives this."""
+
     class Stub:
         chat_template = "{{ messages }}"
 
         def apply_chat_template(self, messages, **_):
-            return form([5, 6])
+            return encoded
 
-    assert prompt_ids(Stub(), [{"role": "user", "content": "text"}]) == (5, 6)
+    return Stub()
+
+
+@pytest.mark.parametrize("encoded", [[5, 6], [[5, 6]], np.array([5, 6]), np.array([[5, 6]]), {"input_ids": [5, 6]}])
+def test_ids_are_one_flat_row_whatever_a_tokenizer_returns(encoded):
+    assert prompt_ids(gives(encoded), [{"role": "user", "content": "text"}]) == (5, 6)
+
+
+@pytest.mark.parametrize("encoded", [[], [[5], [6]], ["5", "6"], "56", [5.0], {"ids": [5, 6]}, {"input_ids": []}])
+def test_what_is_no_row_of_ids_is_refused(encoded):
+    with pytest.raises(ValueError, match="a row of ids is needed"):
+        prompt_ids(gives(encoded), [{"role": "user", "content": "text"}])
