@@ -1,6 +1,7 @@
 """The arrows between packages and the sizes of their files, read from the source; the README, read against the tree."""
 
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -191,6 +192,36 @@ def test_every_entry_of_the_readme_tree_exists():
     entries = [path for tree in trees for path in tree_entries(tree)]
     assert set(map(Path, PACKAGES)) <= set(entries)
     assert [str(path) for path in entries if not (ROOT / path).exists()] == []
+
+
+def table(text: str, header: str) -> list[list[str]]:
+    """The cells of the table that begins with this line, row by row."""
+    lines = itertools.takewhile(lambda line: line.startswith("|"), text[text.index(header) :].splitlines()[2:])
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+
+
+def files_named(cell: str) -> list[Path]:
+    """The paths in backquotes; `a/{b,c}.py` are two."""
+    found = []
+    for name in re.findall(r"`([\w./{},]+/[\w./{},]*)`", cell):
+        before, choices, behind = re.fullmatch(r"([^{]*)(?:{(.*)})?(.*)", name).groups()
+        found += [Path(before + choice + behind) for choice in (choices or "").split(",")]
+    return found
+
+
+def test_every_row_of_the_readmes_table_names_a_file_and_a_test_that_exist():
+    rows = table((ROOT / "README.md").read_text(), "| paper | file | test |\n")
+    assert len(rows) > 20
+    for paper, file, test in rows:
+        assert paper and files_named(file) and files_named(test), paper
+        assert all((ROOT / path).exists() for path in files_named(file) + files_named(test)), paper
+        assert all(path.parts[0] == "tests" for path in files_named(test)), paper
+
+
+def test_a_table_is_read_cell_by_cell_and_its_files_one_by_one():
+    text = "a\n| x | y |\n|---|---|\n| Eq. 1 | `a/{b,c}.py`, `d/` and `words` |\n| | z |\n\n| other |\n"
+    assert table(text, "| x | y |\n") == [["Eq. 1", "`a/{b,c}.py`, `d/` and `words`"], ["", "z"]]
+    assert files_named("`a/{b,c}.py`, `d/` and `words`") == [Path("a/b.py"), Path("a/c.py"), Path("d")]
 
 
 def test_every_command_of_the_readme_exists():
