@@ -178,7 +178,7 @@ def preflight(config: PreflightConfig) -> int:
     """Compiles, prints, and fails where the block would not fit."""
     block, drafting = compile_block(config), {}
     if config.method != "ar":
-        wanted = dict.fromkeys([config.kernels, "reference"]) if config.method == "lilicorr" else [config.kernels]
+        wanted = dict.fromkeys([config.kernels, "reference"]) if config.method == "lilicorr" else ["reference"]
         drafting = {kernels: compile_drafting(replace(config, kernels=kernels)) for kernels in wanted}
     found = findings(config, block, drafting)
     print(json.dumps(found) if config.json else as_table(config, found))

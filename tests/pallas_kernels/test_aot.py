@@ -7,6 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lilicorr_jax.sharding import make_mesh
 from pallas_kernels.aot import H100, compile_for_gpu, described_devices
+from pallas_kernels.block_attention import block_attention
 from pallas_kernels.cases import LATTICE_CASES, TOPK_CASES, WALK_CASES, tagged
 from pallas_kernels.lattice_attention import lattice_attention
 from pallas_kernels.match_walk import match_walk
@@ -51,6 +52,25 @@ def test_every_kernel_assembles_without_a_spill(whole, rng):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(draw))
     calls = dict.fromkeys(TOPK_KERNELS, len(topks)) | {f"match_walk_{case.kind}": 1 for case in walks}
     check_resources(compile_for_gpu(jax.jit(run).lower(*shapes)), calls | {"lattice_attention": len(lattices)})
+
+
+def test_block_attention_in_plain_jax_stores_the_scores_of_one_chunk_of_the_recipe_forward_and_backward(whole):
+    """Qwen3-8B's drafter, one row of 3,072 tokens and 512 anchors: 32 of them at a time."""
+    anchors, heads, kv_heads, rows, width, context = 512, 32, 8, 16, 128, 3072
+
+    def shape(*sizes, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct((1, *sizes), dtype, sharding=whole)
+
+    def run(positions, cotangent, *arrays):
+        mixed, pull = jax.vjp(lambda *arrays: block_attention(*arrays, positions, anchor_chunk=32), *arrays)
+        return mixed, pull(cotangent)
+
+    queries, sequence = shape(anchors, heads, rows, width), shape(kv_heads, context, width)
+    own = shape(anchors, kv_heads, rows, width)
+    positions = shape(anchors, dtype=jnp.int32)
+    program = compile_for_gpu(jax.jit(run).lower(positions, queries, queries, sequence, sequence, own, own))
+    assert program.largest(1)[0].stored_bytes == heads * 32 * rows * context * 4
+    assert program.memory.temporary < 0.8e9
 
 
 def test_rows_on_two_devices_are_never_gathered():
