@@ -105,9 +105,9 @@ def test_run_learns(whole):
     assert [record["step"] for record in story] == list(range(2, STEPS + 1, 2))
     first, last = story[0], story[-1]
     for falling in ("loss", "drafter_loss"):
-        assert last[falling] < 0.7 * first[falling], falling
-    for rising in ("coverage", "oracle_prefix", "top1_prefix", "selected_prefix"):
-        assert last[rising] > first[rising] + 0.4, rising
+        assert last[falling] < 0.5 * first[falling], falling
+    for rising, gain in dict(coverage=0.6, oracle_prefix=2.0, top1_prefix=0.6, selected_prefix=0.6).items():
+        assert last[rising] > first[rising] + gain, rising
     for record in story:
         lattice = 0.25 * (record["rerank_loss"] + record["distractor_loss"])
         np.testing.assert_allclose(record["loss"], record["drafter_loss"] + lattice, rtol=1e-5)
@@ -115,23 +115,25 @@ def test_run_learns(whole):
 
 
 @pytest.mark.parametrize(
-    ("method", "own"),
+    ("method", "own", "left", "gain"),
     [
-        ("domino", {"corrected_loss", "selected_prefix", "base_weight"}),
-        ("dspark", {"corrected_loss", "distance", "confidence_loss", "selected_prefix"}),
+        ("domino", {"selected_prefix", "base_weight"}, dict(corrected_loss=0.4), 0.4),
+        ("dspark", {"selected_prefix"}, dict(corrected_loss=0.8, distance=0.6, confidence_loss=0.9), 0.12),
     ],
+    ids=["domino", "dspark"],
 )
-def test_run_of_a_baseline_learns_and_exports(config_for, tmp_path, method, own):
+def test_run_of_a_baseline_learns_and_exports(config_for, tmp_path, method, own, left, gain):
+    """Of each loss this share is left at the end, coverage gains, and the corrected logits are the better ones."""
     assert start(config_for(tmp_path, method=method, eval_every=0, checkpoint_every=STEPS)) == 0
     first, *_, last = (record for record in metrics(tmp_path))
-    assert own <= last.keys() and not {"rerank_loss", "reranker_learning_rate"} & last.keys()
-    assert last["corrected_loss"] < 0.8 * first["corrected_loss"] and last["coverage"] > first["coverage"] + 0.1
+    assert own | left.keys() <= last.keys() and not {"rerank_loss", "reranker_learning_rate"} & last.keys()
+    assert all(last[loss] < share * first[loss] for loss, share in left.items())
+    assert last["coverage"] > first["coverage"] + gain and last["corrected_loss"] < 0.96 * last["drafter_loss"]
     if method == "domino":
         blend = last["base_weight"] * last["drafter_loss"] + (1 - last["base_weight"]) * last["corrected_loss"]
         assert (first["base_weight"], last["base_weight"]) == (pytest.approx(27 / 28), pytest.approx(1 / 28))
     else:
         blend = 0.1 * last["corrected_loss"] + 0.9 * last["distance"] + last["confidence_loss"]
-        assert last["distance"] < first["distance"]
     np.testing.assert_allclose(last["loss"], blend, rtol=1e-5)
     ours, theirs = load_any(tmp_path / "export" / "orbax"), load_any(tmp_path / "export" / "hf")
     assert (ours.drafter, ours.corrector) == PRESETS["tiny"]().for_method(method)
@@ -142,8 +144,8 @@ def test_run_of_a_baseline_learns_and_exports(config_for, tmp_path, method, own)
 def test_run_learns_what_holds_for_rows_it_never_saw(whole):
     middle, end = (record for record in metrics(whole) if "held_out_loss" in record)
     assert (middle["step"], end["step"]) == (STEPS // 2, STEPS)
-    assert end["held_out_loss"] < 0.9 * middle["held_out_loss"]
-    assert end["held_out_coverage"] > middle["held_out_coverage"] + 0.1
+    assert end["held_out_loss"] < 0.85 * middle["held_out_loss"]
+    assert end["held_out_coverage"] > middle["held_out_coverage"] + 0.2
     assert end["held_out_selected_prefix"] <= end["held_out_oracle_prefix"]
 
 

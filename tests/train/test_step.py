@@ -8,15 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from lilicorr_jax.config import METHODS, Method
 from lilicorr_jax.conversion.checkpoint import abstract_drafter, abstract_target
-from lilicorr_jax.losses.terms import metrics
+from lilicorr_jax.losses.terms import Terms, metrics
 from lilicorr_jax.sharding import make_mesh, replicated
 from tests.tolerance import assert_close, assert_gradients_close
 from tests.train.texts import few_layers, few_layers_parameters, make_objective, random_batch
 from train.config import TrainConfig
 from train.data import Batch
+from train.objective import Objective
 from train.step import (
     StepReport,
     TrainState,
@@ -164,6 +166,19 @@ def test_batch_with_nothing_to_train_has_no_loss_and_no_gradient(run_step):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(first_moments(empty.state)))
 
 
+def test_rows_with_nothing_to_train_weigh_nothing(run_step):
+    """All but one row's masks are empty: what those rows say changes neither loss nor gradient."""
+    batch = random_batch()
+    lonely = batch.loss_mask & (np.arange(8) == 3)[:, None]
+    one = run_step(batch.replace(loss_mask=lonely))
+    others = np.where(np.arange(8)[:, None] == 3, batch.token_ids, batch.token_ids[::-1])
+    two = run_step(batch.replace(loss_mask=lonely, token_ids=others))
+    assert np.isfinite(one.report.loss) and one.report.loss > 1 and one.report.gradient_norm > 0
+    assert_close(two.report.loss, one.report.loss, "loss")
+    assert_gradients_close(first_moments(two.state), first_moments(one.state))
+    assert float(one.report.terms.num_supervised) < float(run_step().report.terms.num_supervised) / 4
+
+
 def test_rate_rises_from_zero_over_the_warm_up_and_falls_to_zero_along_a_cosine():
     rate = learning_rate(6e-4, 1000, 0.04)
     for step, share in [(0, 0.0), (1, 1 / 40), (20, 0.5), (40, 1.0), (280, 0.853553), (520, 0.5), (1000, 0.0)]:
@@ -209,6 +224,33 @@ def test_clip_measures_both_groups_together(norm):
     _, state = optimizer.update(grads, optimizer.init(params), params)
     left = sum(float(jnp.sum(m)) for m in jax.tree.leaves(first_moments(TrainState(0, params, state))))
     np.testing.assert_allclose(10 * left, min(norm, 1.0) * (0.6 + 0.8), rtol=1e-5)
+
+
+class Slope(Objective):
+    """A loss of 3 <direction, kernel>, as a mean over tokens: its gradient is three times a unit vector."""
+
+    direction = np.eye(8, 4, dtype=np.float32) / 2
+
+    def __call__(self, params, target_params, batch, step):
+        tokens = jnp.sum(batch.loss_mask.astype(jnp.float32))
+        slope = 3 * jnp.sum(self.direction * params["drafter"]["fc"]["kernel"])
+        return Terms.zero().replace(drafter_sum=tokens * slope, slot_weight_sum=tokens)
+
+
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 1), (4, 1), (4, 2)])
+def test_gradient_of_norm_three_is_logged_as_three_and_clipped_once_on_any_number_of_devices(devices, accumulation):
+    mesh = make_mesh(data=2, fsdp=2) if devices == 4 else make_mesh()
+    objective = Slope(**vars(make_objective(mesh, "dflash")))
+    kernel = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, PartitionSpec("fsdp")))
+    params = {"drafter": {"fc": {"kernel": kernel}}}
+    optimizer = make_optimizer(make_config(clip=1.0, warmup_share=0.0), 100)
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+    state = jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, replicated(mesh)), state)
+    step = make_train_step(objective, optimizer, accumulation, state)
+    state, report = step(state, {}, place(random_batch(), mesh))
+    np.testing.assert_allclose([report.gradient_norm, report.group_norms["drafter"]], 3, rtol=1e-6)
+    clipped = 10 * first_moments(state)["drafter"]["fc"]["kernel"]
+    np.testing.assert_allclose(clipped, Slope.direction, rtol=1e-6)
 
 
 def test_micro_batches_take_every_nth_row():
