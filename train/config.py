@@ -101,7 +101,7 @@ class TrainConfig:
     mesh: MeshConfig = MeshConfig()
     cluster: ClusterConfig = ClusterConfig()
     vocabulary_chunk: int = setting(1024, "Slots multiplied with the unembedding at once, on each device.", "Memory")
-    anchor_chunk: int = setting(32, "Blocks of a row whose attention is computed at once.")
+    anchor_chunk: int = setting(32, "Blocks computed at once: a row's in attention, a device's in the reranker.")
 
     checkpoint_every: int = setting(500, "Steps between checkpoints; the last step has one too.", "Reports")
     checkpoints_kept: int = setting(2, "How many of the latest checkpoints stay.")

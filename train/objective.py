@@ -46,11 +46,11 @@ from lilicorr_jax.losses.terms import (
     loss_sums,
     spread_terms,
 )
-from lilicorr_jax.losses.vocabulary import token_logits, vocabulary_pass
+from lilicorr_jax.losses.vocabulary import over_chunks, token_logits, vocabulary_pass
 from lilicorr_jax.models.dflash import Drafter
 from lilicorr_jax.models.domino import Domino
 from lilicorr_jax.models.dspark import DSpark
-from lilicorr_jax.models.lilicorr import Reranker
+from lilicorr_jax.models.lilicorr import Reranker, Vectors
 from lilicorr_jax.models.target import Target, unembedding
 from lilicorr_jax.presets import PRESETS
 from lilicorr_jax.shapes import Array, Bool, Float, Int, Int32
@@ -139,16 +139,7 @@ def make_objective(config: TrainConfig, target: TargetConfig, mesh: Mesh, num_st
 def gather_tables(objective: Objective, target_params: Params) -> Params:
     """The target with its embedding and unembedding whole on every device: rows of them are read everywhere."""
     tables = {name: target_params[name] for name in ("embed", "unembed") if name in target_params}
-    return target_params | gather(objective, tables)
-
-
-def gather(objective: Objective, params: Params) -> Params:
-    """Parameters whole on every device.
-
-    Split on their width, those of a small network pull the rows of all devices together to be split likewise, and
-    matrices that stand side by side in one kernel are cut across.
-    """
-    return jax.lax.with_sharding_constraint(params, replicated(objective.mesh))
+    return target_params | jax.lax.with_sharding_constraint(tables, replicated(objective.mesh))
 
 
 class Lesson(NamedTuple):
@@ -252,14 +243,7 @@ def drafted_and_reranked(objective: Objective, params: Params, target_params: Pa
     terms = drafter_terms(pool.gold_logprobs, gold, labels.is_supervised, objective.weights)
     if not isinstance(objective.corrector, RerankerConfig):
         return terms
-    rows = blocks.anchors.position - 1
-    vectors = Reranker(objective.corrector).bind({"params": gather(objective, params["reranker"])})(
-        embed(objective, target_params, pool.ids),
-        blocks.states,
-        pool.logprobs,
-        take_positions(blocks.context, jnp.maximum(rows, 0)),
-        rows >= 0,
-    )
+    vectors = read_lattices(objective, params["reranker"], target_params["embed"], pool, blocks)
     scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, objective.corrector.cosine_scale)
     gaps = target_gaps(blocks.lesson.hidden, head, blocks.anchors, labels, pool.ids)
     spread = spread_terms(vectors.out, vectors.in_, labels.is_supervised)
@@ -281,28 +265,64 @@ def draw_pool(objective: Objective, states: Float[Array, "B A S D"], head: Float
     """Candidates of every slot and the log-probabilities of them and of the gold token."""
     states = states.astype(jnp.float32)  # gradients of log-partition and logits nearly cancel: they meet in float32
     read = partial(vocabulary_pass, num_candidates=objective.num_candidates, chunk=objective.vocabulary_chunk)
-    log_partition, ids = over_own_slots(objective, read, states, head)
+    log_partition, ids = over_own_rows(objective, read, states, head)
     ids = jax.lax.stop_gradient(ids)
     wanted = jnp.concatenate([ids, labels.gold_ids[..., None]], axis=-1)
     logprobs = token_logits(states, head, wanted) - log_partition[..., None]
     return Pool(ids=ids, logprobs=logprobs[..., :-1], gold_logprobs=logprobs[..., -1])
 
 
-def over_own_slots(objective: Objective, function: Callable[..., Any], rows: Any, *tables: Float[Array, "_ _"]) -> Any:
-    """`function(rows, *tables)` on each device's own slots, so that nothing of the vocabulary's width crosses devices.
+class Lattices(NamedTuple):
+    """What the reranker reads of each block."""
+
+    ids: Int32[Array, "*batch S K"]
+    states: Float[Array, "*batch S D"]
+    logprobs: Float[Array, "*batch S K"]
+    anchor: Float[Array, "*batch D"]
+    anchor_valid: Bool[Array, "*batch"]
+
+
+def read_lattices(objective: Objective, params: Params, embed_params: Params, pool: Pool, blocks: Blocks) -> Vectors:
+    """The reranker's vectors of every candidate, a few blocks at a time, on the blocks' own devices.
+
+    One call over all blocks would keep some twenty arrays of [B, A, S, K, W] for the backward pass.
+    """
+    place = blocks.anchors.position - 1
+    rows = Lattices(
+        ids=pool.ids,
+        states=blocks.states,
+        logprobs=pool.logprobs,
+        anchor=take_positions(blocks.context, jnp.maximum(place, 0)),
+        anchor_valid=place >= 0,
+    )
+
+    def read(rows: Lattices, params: Params, embed_params: Params) -> Vectors:
+        def some(rows: Lattices) -> Vectors:
+            embeddings = embed(objective, {"embed": embed_params}, rows.ids)
+            return Reranker(objective.corrector).apply({"params": params}, embeddings, *rows[1:])
+
+        if len(rows.ids) <= objective.anchor_chunk:  # nothing to free, so nothing is computed twice
+            return some(rows)
+        return over_chunks(some, rows, objective.anchor_chunk)
+
+    return over_own_rows(objective, read, rows, params, embed_params, axes=2)
+
+
+def over_own_rows(objective: Objective, function: Callable[..., Any], rows: Any, *whole: Any, axes: int = 3) -> Any:
+    """`function(rows, *whole)` on each device's own rows, so that nothing that it makes crosses devices.
 
     Args:
-        function: from arrays with one row for each slot, and whole tables, to such arrays.
-        rows: a tree of arrays [B, A, S, ...]; the result is one, too.
-        tables: as wide as the vocabulary.
+        function: from arrays with one row for each slot, or for each block, and whole arrays, to such arrays.
+        rows: a tree of arrays [B, A, S, ...], or [B, A, ...] where `axes` is 2; the result is one, too.
+        whole: trees of arrays that every device gets whole: tables as wide as the vocabulary, a small network.
     """
-    slots = jax.tree.leaves(rows)[0].shape[:3]
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)  # [B*A*S, ...]
+    shape = jax.tree.leaves(rows)[0].shape[:axes]
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), rows)  # [B*A*S, ...]
     mesh = objective.mesh
-    placed = PartitionSpec(MESH_AXES if math.prod(slots) % mesh.size == 0 else MESH_AXES[:2])
-    specs = (placed, *(PartitionSpec() for _ in tables))
-    result = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=placed, check_vma=False)(flat, *tables)
-    return _by_row(objective, jax.tree.map(lambda x: x.reshape(*slots, *x.shape[1:]), result))
+    placed = PartitionSpec(MESH_AXES if math.prod(shape) % mesh.size == 0 else MESH_AXES[:2])
+    specs = (placed, *(PartitionSpec() for _ in whole))
+    result = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=placed, check_vma=False)(flat, *whole)
+    return _by_row(objective, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), result))
 
 
 def corrected_by_domino(objective: Objective, params: Params, target_params: Params, blocks: Blocks) -> Terms:
@@ -335,7 +355,7 @@ def read_corrected(
     rows = SlotRows(blocks.states.astype(jnp.float32), features, blocks.labels.gold_ids, opinions)
     read = partial(read_slots, num_candidates=objective.num_candidates, chunk=objective.vocabulary_chunk)
     head = unembedding(target_params, objective.target)
-    return over_own_slots(objective, read, rows, head, params["out"]["kernel"])
+    return over_own_rows(objective, read, rows, head, params["out"]["kernel"])
 
 
 def target_gaps(
