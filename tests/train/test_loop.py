@@ -21,7 +21,7 @@ from lilicorr_jax.conversion.checkpoint import load_target, save_target
 from lilicorr_jax.conversion.export import load_any
 from lilicorr_jax.flags import flags_from_record
 from lilicorr_jax.presets import PRESETS
-from tests.tolerance import assert_close
+from tests.tolerance import assert_close, without_keys_biases
 from tests.train.texts import counting_texts
 from train.checkpoint import Checkpoints
 from train.config import ClusterConfig, MeshConfig, TrainConfig
@@ -240,8 +240,10 @@ def test_run_goes_from_one_device_to_eight_of_two_processes_and_back(whole, conf
             assert_close({name: np.asarray(shared_story[5][name])}, {name: np.asarray(value)}, kind)
     assert all(0 <= record[rate] <= 1 for record in shared_story for rate in ("coverage", "accuracy", "factor_spread"))
     assert start(config_for(two)) == 0  # and back to one device, from step 11
-    for one_leaf, two_leaf in zip(*(jax.tree.leaves(exported(folder)) for folder in (whole, two)), strict=True):
-        assert np.linalg.norm(one_leaf - two_leaf) <= 1e-3 * np.linalg.norm(one_leaf)
+    for one_leaf, two_leaf in zip(
+        *(jax.tree.leaves(without_keys_biases(exported(f))) for f in (whole, two)), strict=True
+    ):
+        assert np.linalg.norm(one_leaf - two_leaf) <= 1e-4 * np.linalg.norm(one_leaf)
 
 
 def run_together(config: TrainConfig, until: int, signalled: int) -> list[int]:
