@@ -63,7 +63,7 @@ def measure(case: Case, repeats: int) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pallas_kernels.bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="pallas_kernels.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=50, help="rounds per implementation (default: 50)")
     repeats = parser.parse_args(arguments).repeats
     device = jax.devices()[0]

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Array
 
 Tag = Literal["interpret", "aot", "gpu"]
-AOT_AND_GPU, GPU = frozenset({"aot", "gpu"}), frozenset({"gpu"})
-INTERPRET = frozenset({"interpret"})
+AOT_AND_GPU: frozenset[Tag] = frozenset({"aot", "gpu"})
+GPU: frozenset[Tag] = frozenset({"gpu"})
+INTERPRET: frozenset[Tag] = frozenset({"interpret"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]  public in JAX's documents, not marked so in its source
 SQUARE = 64  # nodes of a tensor-core product
 LINE = 8  # rows that the copy engine lays into shared memory together
 COLUMNS = 64  # of bfloat16: the 128 bytes of a swizzle
@@ -69,8 +70,10 @@ def lattice_attention(
 
 
 def _rows(*shape: int):
-    swizzled = (plgpu.TilingTransform((LINE, COLUMNS)), plgpu.SwizzleTransform(2 * COLUMNS))
-    return plgpu.SMEM(shape, jnp.bfloat16, transforms=swizzled)
+    # Either class lacks a method of JAX's protocol of transforms, one that nothing here calls.
+    tiling = plgpu.TilingTransform((LINE, COLUMNS))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(2 * COLUMNS)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, jnp.bfloat16, transforms=(tiling, swizzle))
 
 
 def _begins(rows: int) -> list[int]:
@@ -117,7 +120,7 @@ def _products(queries_s, keys_s, rows: int) -> list[Array]:
         plgpu.wgmma_wait(0)
         return [sum_[...] for sum_ in sums]
 
-    return pl.run_scoped(multiply, *[plgpu.ACC((SQUARE, SQUARE), jnp.float32)] * len(_begins(rows)))
+    return pl.run_scoped(multiply, *[ACC((SQUARE, SQUARE), jnp.float32)] * len(_begins(rows)))
 
 
 def _softmax(scores: list[Array], shared: int) -> list[Array]:
@@ -147,7 +150,7 @@ def _mix(weights_s, values_s, rows: int) -> Array:
         plgpu.wgmma_wait(0)
         return sum_[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((SQUARE, values_s.shape[-1]), jnp.float32))
+    return pl.run_scoped(multiply, ACC((SQUARE, values_s.shape[-1]), jnp.float32))
 
 
 def _write(mixed_s, mixed_g, square, rows: int) -> None:

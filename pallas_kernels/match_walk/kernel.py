@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.match_walk.reference import MIN_TEMPERATURE, Scores, Walked
 
+ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]  public in JAX's documents, not marked so in its source
 SQUARE = 64  # rows of a tensor-core product
 COLUMNS = 64  # of bfloat16: the 128 bytes of a swizzle
 SHARED = 160 * 1024  # bytes for vectors in flight
@@ -60,6 +61,7 @@ def match_walk(
     inputs = [anchors, vectors.reshape(batch, rows, both)]
     results = {"picks": ((picks_size,), jnp.int32)}
     if kind == "sampled":
+        assert temperature is not None and uniforms is not None  # check_draws saw to it
         draws = jnp.concatenate([temperature[:, None], uniforms], axis=1)
         inputs.append(jnp.pad(draws, ((0, 0), (0, -(slots + 1) % 4))))
         results["q"] = ((rows,), jnp.float32)
@@ -96,8 +98,10 @@ def match_walk(
 
 
 def _vectors(stages: int, rows: int):
-    swizzled = (plgpu.TilingTransform((8, COLUMNS)), plgpu.SwizzleTransform(2 * COLUMNS))
-    return plgpu.SMEM((stages, rows, COLUMNS), jnp.bfloat16, transforms=swizzled)
+    # Either class lacks a method of JAX's protocol of transforms, one that nothing here calls.
+    tiling = plgpu.TilingTransform((8, COLUMNS))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(2 * COLUMNS)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM((stages, rows, COLUMNS), jnp.bfloat16, transforms=(tiling, swizzle))
 
 
 def _begins(rows: int) -> list[int]:
@@ -180,7 +184,7 @@ def _scores(anchors_g, vectors_g, out_s, in_s, scale_s, scores_s, arrived, rows,
 
     for stage in range(stages):
         fetch(stage, stage)
-    shapes = [plgpu.ACC((SQUARE, SQUARE), jnp.float32)] * len(begins)
+    shapes = [ACC((SQUARE, SQUARE), jnp.float32)] * len(begins)
     products, squares = pl.run_scoped(accumulate, *shapes)
     for i, product in enumerate(products):
         out_scale, in_scale = (jax.lax.rsqrt(jnp.maximum(s, floor**2)) for s in squares[2 * i : 2 * i + 2])

@@ -66,7 +66,7 @@ def match_walk(
     `kind`, `temperature` and `uniforms` as in `greedy_walk`, `exact_walk` and `sampled_walk`.
     """
     unit = (_unit(x, floor) for x in (anchor_out, *jnp.split(vectors, 2, axis=-1)))
-    scores = match_scores(*unit, cosine_scale)
+    scores = match_scores(*unit, cosine_scale=cosine_scale)
     q = None
     if kind == "sampled":
         picks, q = sampled_walk(scores, temperature, uniforms)

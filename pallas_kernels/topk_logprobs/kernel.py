@@ -40,7 +40,7 @@ def topk_logprobs(logits: Float[Array, "rows V"], num_candidates: int, *, interp
         logits = jnp.pad(logits, ((0, 0), (0, lines * LANES - vocab)), constant_values=-jnp.inf)
     num_chunks = -(-lines // (8 * CHUNK_LINES)) * 8  # what 8 chunks keep is one line of the second kernel
     parts = _chunks(logits.reshape(rows, lines, LANES), num_chunks, num_candidates, interpret)
-    ids, logprobs, log_partition = _merge(*parts, num_candidates, interpret)
+    ids, logprobs, log_partition = _merge(*parts, num_candidates=num_candidates, interpret=interpret)
     return TopK(ids[:, :num_candidates], logprobs[:, :num_candidates], log_partition[:, 0])  # a slice of all is free
 
 
