@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-from jax._src.lib import _jax  # XLA's cost analysis of a compiled program has no public entry
+from jaxlib import _jax  # XLA's cost analysis of a compiled program has no public entry
 
 ITEM_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2,
               "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "c64": 8, "c128": 16}  # fmt: skip
@@ -195,6 +195,7 @@ def read_arguments(text: str) -> dict[str, int]:
 CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|branch_computations|called_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)"
 )
+FIRST_OPERAND = re.compile(r"\(%?([\w.\-]+)")
 CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]"?([\d",]*)')
 
 
@@ -210,8 +211,8 @@ def count_flops(text: str) -> float:
             shapes = read_shapes(result)
             sizes[computation, name] = shapes[0][1] if shapes else ()
             if opcode == "dot" or 'custom_call_target="__cublas' in line:
-                left = sizes[computation, re.search(r"\(%?([\w.\-]+)", line[match.end() - 1 :])[1]]
-                axes = re.findall(r"\d+", CONTRACTED.search(line)[1])
+                left = sizes[computation, _first(FIRST_OPERAND, line[match.end() - 1 :])]
+                axes = re.findall(r"\d+", _first(CONTRACTED, line))
                 depth = math.prod(left[int(axis)] for axis in axes)
                 products[computation] += 2 * math.prod(shapes[0][1]) * depth
             turns = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
@@ -224,6 +225,16 @@ def count_flops(text: str) -> float:
     for caller, called, turns in reversed(calls):
         total[called] += total[caller] * turns
     return float(sum(total[name] * flops for name, flops in products.items()))
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    """The first group of what a line of HLO must have."""
+    match = pattern.search(text)
+    if match is None:
+        raise ValueError(
+            f"XLA writes HLO otherwise than is read here: nothing like {pattern.pattern!r} in {text!r:.300}."
+        )
+    return match[1]
 
 
 def read_launches(metadata: str, instructions: tuple[Instruction, ...]) -> tuple[Launch, ...]:
@@ -260,9 +271,13 @@ def read_program(compiled: jax.stages.Compiled, folder: Path, kernels: Path) -> 
     """A compiled program, the folder that its compiler dumped into, and that of the Mosaic kernels' compiler."""
     text = compiled.as_text() or ""
     instructions = read_instructions(text)
-    sizes = compiled.memory_analysis()
-    module = compiled.runtime_executable().hlo_modules()[0]
-    costs = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
+    sizes, executable = compiled.memory_analysis(), compiled.runtime_executable()
+    if sizes is None or executable is None:
+        raise ValueError(
+            "JAX keeps this compiled program's memory or modules to itself, of which the report is made; install the "
+            "JAX that pyproject.toml names."
+        )
+    costs = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, executable.hlo_modules()[0])
     sequence = "".join(path.read_text() for path in folder.glob("*thunk_sequence_after_thunk_passes.txt"))
     launches = read_launches("".join(path.read_text() for path in folder.glob("*thunk_metadata.txt")), instructions)
     return Program(
