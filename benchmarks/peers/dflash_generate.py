@@ -9,8 +9,8 @@ import os
 import sys
 import time
 
-import dflash.model as reference
-import torch
+import dflash.model as reference  # pyright: ignore[reportMissingImports]  the peers' environment has it
+import torch  # pyright: ignore[reportMissingImports]  the peers' environment has it
 import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

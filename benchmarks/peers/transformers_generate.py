@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]  the peers' environment has it
 import transformers
 from transformers import AutoModelForCausalLM
 

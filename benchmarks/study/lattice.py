@@ -113,7 +113,9 @@ def _draft(
     models: Models, ways: Mapping[str, Models], params, token_ids: Int[Array, "B T"], anchors: Int[Array, "B A"]
 ):
     """Blocks at all anchors of a few texts, as `Drafted` of arrays with a leading axis of texts."""
-    config = models.drafter
+    config, corrector = models.drafter, models.corrector
+    if config is None:
+        raise ValueError("There is a target alone, which drafts nothing; load it with a drafter.")
     target = Target(models.target).bind({"params": params["target"]})
     judged = target(token_ids, capture=config.target_layer_ids)
     best_ids = jnp.argmax(target.unembed(judged.hidden), axis=-1).astype(jnp.int32)  # [B, T]
@@ -128,8 +130,8 @@ def _draft(
     states = slot_states(config, rows)
     pool = candidate_pool(target.unembed(states), NUM_CANDIDATES, "reference")
     drafts = {name: _propose(way, params, rows, anchor_ids.reshape(-1), before) for name, way in ways.items()}
-    if isinstance(models.corrector, RerankerConfig):
-        drafts["exact, rows normalised"] = _normalised_exact(models, params, states, pool, before)
+    if isinstance(corrector, RerankerConfig):
+        drafts["exact, rows normalised"] = _normalised_exact(corrector, params, states, pool, before)
     best_ids = jnp.take_along_axis(best_ids, anchors, axis=1).reshape(-1)
     whole = Drafted(best_ids, pool.ids, pool.logprobs, drafts)
     return jax.tree.map(lambda array: array.reshape(*anchors.shape, *array.shape[1:]), whole)
@@ -137,15 +139,18 @@ def _draft(
 
 def _propose(models: Models, params, rows, anchor_ids, before) -> Int[Array, "N S"]:
     """What serving would draft at temperature 0."""
-    zeros = jnp.zeros((rows.shape[0], models.drafter.num_slots))
-    return models.pair().drafter.propose(params, rows, anchor_ids, before, zeros[:, 0], zeros).draft_ids
+    drafter = models.pair().drafter
+    if drafter is None:
+        raise ValueError(f"Method {models.method!r} drafts nothing; choose one that has a drafter.")
+    zeros = jnp.zeros((rows.shape[0], drafter.num_slots))
+    return drafter.propose(params, rows, anchor_ids, before, zeros[:, 0], zeros).draft_ids
 
 
-def _normalised_exact(models: Models, params, states: Float[Array, "N S D"], pool, before) -> Int[Array, "N S"]:
+def _normalised_exact(config: RerankerConfig, params, states: Float[Array, "N S D"], pool, before) -> Int[Array, "N S"]:
     """The path of highest probability, Eq. 2 at every slot: exact search on scores normalised over each row."""
     vectors = folded_vectors(
-        models.corrector, params["reranker"], pool.ids, states, pool.logprobs, before, jnp.ones(states.shape[0], bool)
+        config, params["reranker"], pool.ids, states, pool.logprobs, before, jnp.ones(states.shape[0], bool)
     )
-    scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, models.corrector.cosine_scale)
+    scores = match_scores(vectors.anchor_out, vectors.out, vectors.in_, config.cosine_scale)
     picks = exact_walk(Scores(*(jax.nn.log_softmax(part, axis=-1) for part in scores)))
     return jnp.take_along_axis(pool.ids, picks[..., None], axis=-1)[..., 0]

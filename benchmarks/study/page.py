@@ -166,14 +166,14 @@ def equal_time(results: Mapping, find: Find) -> list[str]:
 
 def longer(find: Find, categories: Sequence[str]) -> list[str]:
     """The same methods with several times the steps: is the short budget the cause of what was seen?"""
-    if find(LONG_BASE, "argmax") is None:
+    base, long_base = find(BASE, "argmax"), find(LONG_BASE, "argmax")
+    if long_base is None:
         return []
     compared = [
         f"{label} {short.gain.mean:+.0%} and {long.gain.mean:+.0%}"
         for label, name, way in METHODS[1:]
-        if (short := find(name, way)) and (long := find(f"{name}-{LONGER}x", way))
+        if (short := find(name, way)) and (long := find(f"{name}-{LONGER}x", way)) and short.gain and long.gain
     ]
-    base, long_base = find(BASE, "argmax"), find(LONG_BASE, "argmax")
     seen = [
         f"DFlash's own tau goes from {base.taus[0]:.2f} to {long_base.taus[0]:.2f}" if base else "",
         f"over it, with the steps once and {LONGER} times: {'; '.join(compared)}" if compared else "",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.patches import Rectangle
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -104,7 +105,7 @@ def death_bars(path: Path, deaths: Mapping[str, Mapping], columns: int) -> None:
     for row in panels:
         row[0].set_ylabel("share of blocks")
     figure.suptitle("Where do blocks die?")
-    bars = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour, _ in CAUSE_STYLE.values()]
+    bars = [Rectangle((0, 0), 1, 1, color=colour) for colour, _ in CAUSE_STYLE.values()]
     figure.legend(
         bars, [text for _, text in CAUSE_STYLE.values()], loc="outside lower center", frameon=False, fontsize=8
     )
