@@ -141,7 +141,14 @@ def dspark_terms(
     """As `domino_terms`, and the distance from the target and the confidence's cross-entropy.
 
     The first unsupervised slot ends its block. Without a confidence its term is 0.
+
+    Raises:
+        ValueError: the slots were read without the target's states.
     """
+    if slots.distance is None:
+        raise ValueError(
+            "DSpark's terms need each slot's distance from the target; got None: read the slots with target_states."
+        )
     is_supervised = leading_run(is_supervised)
     weights = supervised_weights(is_supervised, config.slot_decay)
     terms = domino_terms(slots, gold_ids, is_supervised, config)

@@ -223,6 +223,13 @@ def test_the_frozen_unembedding_receives_nothing(case):
     assert not np.any(jax.jit(jax.grad(read))(unembedding))
 
 
+def test_dspark_refuses_slots_that_were_read_without_the_target():
+    ids, supervised = jnp.zeros((2, 3), jnp.int32), jnp.ones((2, 3), bool)
+    slots = SlotReadings(-jnp.ones((2, 3)), ids[..., None], -jnp.ones((2, 3)), ids == 0)
+    with pytest.raises(ValueError, match="distance from the target; got None"):
+        dspark_terms(slots, None, ids, supervised, DECAY_4)
+
+
 def test_a_batch_with_nothing_to_learn_gives_zero(case):
     ids = jnp.zeros((2, 3), jnp.int32)
     slots = SlotReadings(-jnp.ones((2, 3)), ids[..., None], -jnp.ones((2, 3)), ids == 0, jnp.ones((2, 3)))
