@@ -103,13 +103,15 @@ def compile_drafting(config: PreflightConfig, preset: Preset | None = None) -> P
     sharding = one_device(config.gpu)
     preset = preset or PRESETS[config.target]()
     models = abstract_models(config, preset, sharding)
-    drafter, propose = models.drafter, models.pair().drafter.propose
+    drafter, calls = models.drafter, models.pair().drafter
+    if drafter is None or calls is None:
+        raise ValueError(f"Method {config.method!r} drafts nothing that could be compiled alone; choose another.")
     rows, width, batch = drafter.input_rows, drafter.width, config.concurrency
 
     def drafting(params, residual, anchor_id, anchor_state, temperature, noise):
         norm = {"params": params["drafter"]["norm"]}
         states = RMSNorm(drafter.norm_eps, drafter.dtype).apply(norm, residual)
-        proposal = propose(params, states, anchor_id, anchor_state, temperature, noise)
+        proposal = calls.propose(params, states, anchor_id, anchor_state, temperature, noise)
         return proposal.draft_ids, proposal.q
 
     shapes = [((rows, width), drafter.dtype), ((), "int32"), ((width,), drafter.dtype), ((), "float32"),

@@ -220,7 +220,7 @@ def run(config: StagesConfig) -> None:
         measured = measure(config, ways, params, rows, machine)
         rates = {name: max(value, measured["rates"][name]) for name, value in rates.items()}
         lines += [(way, rows, measured["seconds"][way.name]) for way in ways]
-    found = [summarise(*line, rates) for line in lines]
+    found = [summarise(way, rows, seconds, rates) for way, rows, seconds in lines]
     print(f"{config.preset}, float32; {surroundings(load)}; {rates['bytes_per_s'] / 1e9:.1f} GB/s, ", end="")
     print(f"{rates['flops_per_s'] / 1e9:.0f} GFLOP/s; an H100: 3.35 TB/s, 990 TFLOP/s in bfloat16 (datasheet)\n")
     print(table(found))

@@ -74,9 +74,11 @@ class Stop:
         if jax.process_count() == 1:
             return bool(self.received)
         wish = bool(self.received)
-        shared = jax.make_array_from_callback(
-            (self._size,), self._shared, lambda index: np.full(len(range(*index[0].indices(self._size))), wish)
-        )
+
+        def on_own_devices(index: tuple[slice, ...]) -> np.ndarray:
+            return np.full(len(range(*index[0].indices(self._size))), wish)
+
+        shared = jax.make_array_from_callback((self._size,), self._shared, on_own_devices)
         self._asked.append(self._any(shared))
         return len(self._asked) > 1 and bool(self._asked.popleft())
 

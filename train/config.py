@@ -56,7 +56,7 @@ class ClusterConfig:
             return
         if not re.fullmatch(r"[\w.\-]+:\d+|\[[0-9a-fA-F:]+\]:\d+", self.coordinator):
             raise ValueError(f"--cluster.coordinator is host:port or slurm; got {self.coordinator!r}.")
-        if None in numbers or not 0 <= self.process < self.processes:
+        if self.process is None or self.processes is None or not 0 <= self.process < self.processes:
             raise ValueError(
                 "--cluster.process must lie in [0, --cluster.processes), both given; got "
                 f"{self.process} of {self.processes}."

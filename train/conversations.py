@@ -181,10 +181,14 @@ def _text(number: int, content: Any) -> str:
     if content is None:
         return ""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [part["text"] for part in parts if _is_text(part)]
+    if len(texts) < len(parts):
         raise ValueError(f"message {number}'s content must be text, but is {_short(content)}")
     return "".join(texts)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def tool_calls(calls: Any, whose: str) -> list[dict]:

@@ -49,13 +49,13 @@ _KEYS = {
     "domino": _DOMINO_KEYS,
     "dspark": _DSPARK_KEYS,
 }
-_REQUIRED = {"domino": _DOMINO_KEYS, "dspark": _DSPARK_KEYS[:3]}
+_REQUIRED: dict[str | None, tuple[str, ...]] = {"domino": _DOMINO_KEYS, "dspark": _DSPARK_KEYS[:3]}
 
 
 def corrector_kind(fields: Fields, nested: Fields) -> str | None:
     """The name of a drafter's corrector; ValueError when architecture and dflash_config disagree about it."""
     architectures = fields.values.get("architectures")
-    if architectures not in ([name] for name in _KINDS):
+    if architectures not in [[name] for name in _KINDS]:
         names = " or ".join(f"[{name!r}]" for name in _KINDS)
         raise NotImplementedError(f"{fields.name}'s architectures is {architectures!r}; drafters are {names}.")
     architecture, projector = architectures[0], nested.text("projector_type", None)

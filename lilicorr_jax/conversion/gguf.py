@@ -69,9 +69,10 @@ def read_file(path: Path) -> File:
     """
     with path.open("rb") as opened:
         cursor = _Cursor(path, opened.read(MAX_HEAD_BYTES), path.stat().st_size)
-    if (magic := cursor.take(4)) != MAGIC or (version := cursor.scalar("<u4")) != VERSION:
-        found = f"{magic!r}" if magic != MAGIC else f"version {version}"
-        cursor.refuse(f"begins with {found}; GGUF files of version {VERSION} are read")
+    if (magic := cursor.take(4)) != MAGIC:
+        cursor.refuse(f"begins with {magic!r}; GGUF files of version {VERSION} are read")
+    if (version := cursor.scalar("<u4")) != VERSION:
+        cursor.refuse(f"begins with version {version}; GGUF files of version {VERSION} are read")
     num_tensors, num_entries = (
         cursor.count(what, least) for what, least in (("tensors", 24), ("metadata entries", 13))
     )
