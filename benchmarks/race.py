@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -32,6 +32,9 @@ class Program:
             cwd=ROOT,
             env=os.environ | limits | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         )
+        # Popen's stubs can't tell that pipes which were asked for are there.
+        self._tasks, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
+        self._command = command
         self.about = self._read()
 
     def __enter__(self) -> "Program":
@@ -42,17 +45,16 @@ class Program:
         self._process.communicate()
 
     def run(self, task: str) -> dict:
-        self._process.stdin.write(json.dumps(task) + "\n")
-        self._process.stdin.flush()
+        self._tasks.write(json.dumps(task) + "\n")
+        self._tasks.flush()
         return self._read()
 
     def _read(self) -> dict:
-        for line in self._process.stdout:
+        for line in self._answers:
             if line.startswith("{"):
                 return json.loads(line)
         self.__exit__()
-        command = " ".join(map(str, self._process.args[3:-1]))
-        raise ValueError(f"The program `{command}` ended without an answer; run it alone to see why.")
+        raise ValueError(f"The program `{' '.join(self._command)}` ended without an answer; run it alone to see why.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,9 @@ class Loop:
 def stages(models: Models, config: StagesConfig) -> Iterator[Stage]:
     """The parts of a block, then the block, then plain decoding."""
     pair, params = models.pair(), models.params
+    drafter = pair.drafter
+    if drafter is None:
+        raise ValueError(f"A block's parts include drafting; method {models.method!r} has none, choose another.")
     state, rows = running_state(pair, config), pair.verify_rows
     size = {name: count_parameters(tree) for name, tree in params.items() if name != "reranker"}
     head = models.target.vocab_size * models.target.width
@@ -109,15 +112,15 @@ def stages(models: Models, config: StagesConfig) -> Iterator[Stage]:
     ids = jnp.ones((1, rows), jnp.int32)
     run = jax.jit(partial(pair.target.run, bucket=config.bucket))
     judged = run(params, ids, state.target_cache, state.length)
-    draft = jax.jit(partial(pair.drafter.draft, bucket=config.bucket))
+    draft = jax.jit(partial(drafter.draft, bucket=config.bucket))
     drafted = (params, state.anchor_id, state.draft_cache, state.length)
     states = draft(*drafted)
     unembed = jax.jit(lambda params, hidden: jnp.argmax(pair.target.unembed(params, hidden), axis=-1))
     pool = jax.jit(lambda params, hidden: candidate_pool(pair.target.unembed(params, hidden), 8))
-    propose = jax.jit(pair.drafter.propose)
+    propose = jax.jit(drafter.propose)
     noise = jnp.zeros((1, pair.num_slots))
     proposed = (params, states, state.anchor_id, state.anchor_feature, state.temperature, noise)
-    absorb = jax.jit(pair.drafter.absorb)
+    absorb = jax.jit(drafter.absorb)
     yield Stage(name="draft", run=lambda: draft(*drafted), weights=size["drafter"], rows=rows)
     yield Stage(name="unembed, top-K", run=lambda: pool(params, states[:, 1:]), weights=head, rows=rows - 1)
     yield Stage(name="propose (with it)", run=lambda: propose(*proposed), weights=head, rows=rows - 1)
