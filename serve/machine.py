@@ -6,6 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from serve.pages import on_huge_pages
+
 STREAMED_BYTES = 2**28
 GEMM_WIDTH = 1024
 
@@ -20,7 +22,7 @@ class Machine:
     """The machine's floors, through the same thread pool that decoding uses."""
 
     def __init__(self):
-        streamed = jnp.ones(STREAMED_BYTES // 4, jnp.float32)
+        streamed = on_huge_pages(jnp.ones(STREAMED_BYTES // 4, jnp.float32))
         square = jnp.ones((GEMM_WIDTH, GEMM_WIDTH), jnp.float32)
         total, product = jax.jit(jnp.sum), jax.jit(jnp.matmul)
         self._reads = lambda: total(streamed)

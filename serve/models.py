@@ -30,6 +30,7 @@ from lilicorr_jax.models.fold import fold_for_serving
 from lilicorr_jax.models.linear import for_decoding
 from lilicorr_jax.models.target import Target
 from pallas_kernels.dispatch import Implementation
+from serve.pages import on_huge_pages
 
 Method = Literal["ar", "dflash", "lilicorr", "domino", "dspark"]
 ProposalKind = Literal["greedy", "exact", "sampled"]
@@ -130,7 +131,8 @@ def assemble(
         params = {**params, name: fold(params[name], params["target"])}  # closed over, they would be folded
     params = params | {name: for_decoding(params[name]) for name in ("target", "drafter") if name in params}
     if drafter is not None:
-        params["drafter"] = join_context(params["drafter"])
+        params["drafter"] = join_context(drafter, params["drafter"])
+    params = on_huge_pages(params)
     return Models(target=target, drafter=drafter, corrector=corrector, params=params, method=method, proposal=proposal)
 
 

@@ -71,7 +71,7 @@ def abstract_models(config: PreflightConfig, preset: Preset, sharding: NamedShar
     drafter, corrector = preset.for_method("dflash" if config.method == "ar" else config.method)
     if config.method != "ar":
         tree = abstract_parameters(Drafter(drafter), *drafter_shapes(drafter), method="from_features")
-        params["drafter"] = place(jax.eval_shape(lambda tree: join_context(for_decoding(tree)), tree), dtype)
+        params["drafter"] = place(jax.eval_shape(lambda tree: join_context(drafter, for_decoding(tree)), tree), dtype)
     if corrector is not None:
         tree = place(abstract_parameters(make_corrector(corrector), *corrector_shapes(corrector)), dtype)
         fold = partial(fold_for_serving, corrector)

@@ -80,9 +80,10 @@ def load_target(
     if config.tie_embeddings:
         entries = _without_tied_copy(folder, entries)
     rules, abstract = target_rules(config), abstract_target(config, mesh)
+    _check(folder, entries, rules, abstract)
     if to_decode:
         rules, abstract = decoded(rules), jax.eval_shape(for_decoding, abstract)
-    return config, _read(folder, entries, rules, abstract, config.dtype)
+    return config, _read(entries, rules, abstract, config.dtype)
 
 
 def save_target(folder: Path | str, config: TargetConfig, params: Mapping) -> None:
@@ -101,7 +102,8 @@ def load_drafter(folder: Path | str, *, dtype: Dtype | None = None, mesh: Mesh |
     if isinstance(corrector, DSparkConfig):
         entries = _without_borrowed(folder, entries, drafter)
     rules, abstract = checkpoint_rules(drafter, corrector), abstract_drafter(drafter, corrector, mesh)
-    params = _read(folder, entries, rules, abstract, drafter.dtype)
+    _check(folder, entries, rules, abstract)
+    params = _read(entries, rules, abstract, drafter.dtype)
     return DrafterCheckpoint(drafter=drafter, corrector=corrector, params=params)
 
 
@@ -135,12 +137,22 @@ def abstract_drafter(drafter: DrafterConfig, corrector: CorrectorConfig | None, 
     return shapes
 
 
-def _read(folder: Path, entries: Mapping[str, Entry], rules: tuple[Rule, ...], abstract: Mapping, dtype: Dtype) -> dict:
+def _check(folder: Path, entries: Mapping[str, Entry], rules: tuple[Rule, ...], abstract: Mapping) -> None:
     check_cover(str(folder), stored_shapes(rules, abstract), {name: entry.shape for name, entry in entries.items()})
+
+
+def _read(entries: Mapping[str, Entry], rules: tuple[Rule, ...], abstract: Mapping, dtype: Dtype) -> dict:
+    """Leaf by leaf; the tensors of one path lie one below the other."""
+    sources: dict[str, list[Rule]] = {}
+    for rule in rules:
+        sources.setdefault(rule.path, []).append(rule)
+
+    def view(parts: list[Rule]) -> np.ndarray:
+        views = [part.layout.read(entries[part.name].open()) for part in parts]
+        return views[0] if len(views) == 1 else np.concatenate(views)
+
     leaves = flat(abstract)
-    placed = {
-        rule.path: _place(rule.layout.read(entries[rule.name].open()), leaves[rule.path], dtype) for rule in rules
-    }
+    placed = {path: _place(view(parts), leaves[path], dtype) for path, parts in sources.items()}
     return unflatten_dict(placed, sep="/")
 
 

@@ -19,7 +19,7 @@ from lilicorr_jax.config import (
     TargetConfig,
     TransformerConfig,
 )
-from lilicorr_jax.models.linear import DECODED, TRAINED
+from lilicorr_jax.models.linear import DECODED, JOINED, TRAINED
 
 NAMES_SHOWN = 12
 
@@ -138,11 +138,18 @@ def under(branch: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def decoded(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The same tensors for a tree of `models.linear.for_decoding`, whose matrices lie as they are stored."""
-    kernel, rows = f"/{TRAINED}", f"/{DECODED}"
-    return tuple(
-        Rule(rule.name, rule.path.removesuffix(kernel) + rows) if rule.path.endswith(kernel) else rule for rule in rules
-    )
+    """The same tensors for a tree of `models.linear.for_decoding`, whose matrices lie as they are stored.
+
+    Several may have one path: there they lie one below the other, in this order.
+    """
+    joined = {part: name for name, parts in JOINED.items() for part in parts}
+
+    def moved(rule: Rule) -> Rule:
+        *parents, layer, leaf = rule.path.split("/")
+        path = "/".join([*parents, joined.get(layer, layer), DECODED if leaf == TRAINED else leaf])
+        return Rule(rule.name, path, SAME if leaf == TRAINED else rule.layout)
+
+    return tuple(moved(rule) for rule in rules)
 
 
 def flat(tree: Mapping) -> dict[str, Any]:

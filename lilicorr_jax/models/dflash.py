@@ -137,15 +137,18 @@ class Drafter(nn.Module):
         return self(self.fuse(features), blocks, anchors)
 
 
-def join_context(params: Mapping) -> dict:
+def join_context(config: DrafterConfig, params: Mapping) -> dict:
     """A tree to decode with (`models.linear`), in which the key and value matrices of all layers also lie in one.
 
     A new context row needs all of them; apart they would be copied side by side for every block, to multiply once. The
     second copy stays in memory instead: 84 MB of Qwen3-8B's drafter.
     """
-    names = sorted((name for name in params if name.startswith("layers_")), key=lambda name: int(name.split("_")[1]))
-    parts = [params[name]["attention"][part] for name in names for part in ("k_proj", "v_proj")]
-    return {**params, JOINED: {leaf: jnp.concatenate([part[leaf] for part in parts]) for leaf in parts[0]}}
+    queries = config.num_heads * config.head_width
+    layers = [params[f"layers_{i}"]["attention"]["qkv_proj"] for i in range(config.num_layers)]
+    return {
+        **params,
+        JOINED: {leaf: jnp.concatenate([layer[leaf][queries:] for layer in layers]) for leaf in layers[0]},
+    }
 
 
 def drafter_shapes(config: DrafterConfig) -> tuple[jax.ShapeDtypeStruct, ...]:

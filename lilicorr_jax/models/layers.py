@@ -106,16 +106,18 @@ def attend(queries: Float[Array, "B N Q H"], parts: Sequence[Part]) -> Float[Arr
 
 def _attend(queries: Float[Array, "B N Q H"], parts: Sequence[Part]) -> Float[Array, "B N Q H"]:
     batch, heads, rows, width = queries.shape
-    grouped = queries.reshape(batch, parts[0].keys.shape[1], -1, rows, width)  # [B, G, N/G, Q, H]
+    groups = parts[0].keys.shape[1]
+    grouped = queries.reshape(batch, groups, -1, width)  # [B, G, N/G * Q, H]: a group's heads are rows of one product
     lowest = jnp.finfo(jnp.float32).min
     scores = []
     for part in parts:
-        score = jnp.einsum("bgrqh,bgth->bgrqt", grouped, part.keys, preferred_element_type=jnp.float32)
-        scores.append(jnp.where(part.mask[:, None, None], score * width**-0.5, lowest))
+        score = jnp.einsum("bgrh,bgth->bgrt", grouped, part.keys, preferred_element_type=jnp.float32)
+        visible = jnp.tile(part.mask, (1, heads // groups, 1))[:, None]  # [B, 1, N/G * Q, T]
+        scores.append(jnp.where(visible, score * width**-0.5, lowest))
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
     bounds = [sum(p.keys.shape[2] for p in parts[: i + 1]) for i in range(len(parts) - 1)]
     mixed = [
-        jnp.einsum("bgrqt,bgth->bgrqh", weight, part.values)
+        jnp.einsum("bgrt,bgth->bgrh", weight, part.values)
         for weight, part in zip(jnp.split(weights, bounds, axis=-1), parts, strict=True)
     ]
     return sum(mixed[1:], mixed[0]).reshape(batch, heads, rows, width)
@@ -145,22 +147,30 @@ class GatedMLP(nn.Module):
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         c = self.config
         make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
-        gate = Linear(c.ffn_width, ("width", "ffn"), name="gate_proj", **make)(x)
-        up = Linear(c.ffn_width, ("width", "ffn"), name="up_proj", **make)(x)
+        if self.has_variable("params", "gate_up_proj"):
+            gate, up = jnp.split(Linear(2 * c.ffn_width, ("width", "ffn"), name="gate_up_proj", **make)(x), 2, axis=-1)
+        else:
+            gate = Linear(c.ffn_width, ("width", "ffn"), name="gate_proj", **make)(x)
+            up = Linear(c.ffn_width, ("width", "ffn"), name="up_proj", **make)(x)
         return Linear(c.width, ("ffn", "width"), name="down_proj", **make)(nn.silu(gate) * up)
 
 
 class Attention(nn.Module):
-    """Projections of grouped-query attention, with Qwen3's per-head norm of queries and keys."""
+    """Projections of grouped-query attention, with Qwen3's per-head norm of queries and keys.
+
+    Parameters: `q_proj`, `k_proj`, `v_proj`, or in a tree to decode with `qkv_proj` (`models.linear`); `o_proj`, norms.
+    """
 
     config: TransformerConfig
 
     def setup(self):
         c = self.config
         make = dict(dtype=c.dtype, kernel_init=nn.initializers.normal(c.init_std))
-        self.q_proj = Linear(c.num_heads * c.head_width, ("width", "heads"), use_bias=c.attention_bias, **make)
-        self.k_proj = Linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
-        self.v_proj = Linear(c.num_kv_heads * c.head_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        query_width, kv_width = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+        self.q_proj = Linear(query_width, ("width", "heads"), use_bias=c.attention_bias, **make)
+        self.k_proj = Linear(kv_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        self.v_proj = Linear(kv_width, ("width", "kv_heads"), use_bias=c.attention_bias, **make)
+        self.qkv_proj = Linear(query_width + 2 * kv_width, ("width", "heads"), use_bias=c.attention_bias, **make)
         self.o_proj = Linear(c.width, ("heads", "width"), **make)
         if c.qk_norm:
             self.q_norm = RMSNorm(c.norm_eps, c.dtype)
@@ -169,13 +179,26 @@ class Attention(nn.Module):
     def _heads(self, x: Float[Array, "*batch Q NH"]) -> Float[Array, "*batch N Q H"]:
         return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, self.config.head_width), -2, -3)
 
-    def queries(self, x: Float[Array, "*batch Q D"], table: Rotary) -> Float[Array, "*batch N Q H"]:
-        heads = self._heads(self.q_proj(x))
+    def project(
+        self, x: Float[Array, "*batch Q D"], table: Rotary
+    ) -> tuple[Float[Array, "*batch N Q H"], Float[Array, "*batch G Q H"], Float[Array, "*batch G Q H"]]:
+        """Queries and keys, normed and rotated, and values."""
+        if not self.has_variable("params", "qkv_proj"):
+            return self._queries(self._heads(self.q_proj(x)), table), *self.keys_values(x, table)
+        c = self.config
+        ends = c.num_heads, c.num_heads + c.num_kv_heads
+        queries, keys, values = jnp.split(self._heads(self.qkv_proj(x)), ends, axis=-3)
+        return self._queries(queries, table), self.keys(keys, table), values
+
+    def _queries(self, heads: Float[Array, "*batch N Q H"], table: Rotary) -> Float[Array, "*batch N Q H"]:
         return rotate(self.q_norm(heads) if self.config.qk_norm else heads, table)
 
     def keys_values(
         self, x: Float[Array, "*batch Q D"], table: Rotary
     ) -> tuple[Float[Array, "*batch G Q H"], Float[Array, "*batch G Q H"]]:
+        """Keys and values of rows that no query comes from."""
+        if self.has_variable("params", "qkv_proj"):
+            return self.project(x, table)[1:]
         return self.keys(self._heads(self.k_proj(x)), table), self._heads(self.v_proj(x))
 
     def keys(self, heads: Float[Array, "*batch G Q H"], table: Rotary) -> Float[Array, "*batch G Q H"]:
@@ -204,7 +227,6 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(c)
 
     def __call__(self, x: Float[Array, "*batch Q D"], table: Rotary, mix: Mix):
-        normed = self.attention_norm(x)
-        mixed, extra = mix(self.attention.queries(normed, table), *self.attention.keys_values(normed, table))
+        mixed, extra = mix(*self.attention.project(self.attention_norm(x), table))
         x = x + self.attention.output(mixed)
         return x + self.mlp(self.mlp_norm(x)), extra

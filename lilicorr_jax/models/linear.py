@@ -1,8 +1,9 @@
 """The dense layer, in two forms of its one matrix: as it is trained, and as it is decoded with.
 
 Training keeps a kernel [in, out]. Decoding multiplies a handful of rows at a time, which a CPU does faster, and a GPU
-as fast, with the matrix as public checkpoints store it, one contiguous row for each output: `for_decoding` turns a tree
-of the first form into one of the second, and every module takes either.
+as fast, with the matrix as public checkpoints store it, one contiguous row for each output. Matrices that multiply the
+same vectors then lie one below the other: one product is one launch, and large enough for all threads. `for_decoding`
+turns a tree of the first form into one of the second, and every module takes either.
 """
 
 import math
@@ -15,6 +16,9 @@ import jax.numpy as jnp
 from lilicorr_jax.shapes import Array, Float
 
 TRAINED, DECODED = "kernel", "rows"
+
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Layers that read the same vectors, and the one layer that decoding has in their place."""
 
 
 class Linear(nn.Module):
@@ -59,8 +63,8 @@ def multiply_rows(x: Float[Array, "*batch I"], rows: Float[Array, "U I"]) -> Flo
         return jax.lax.dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
 
     def turned(x, rows):
-        y = jax.lax.dot_general(rows, x, (((1,), (x.ndim - 1,)), ((), ())))  # [U, *batch]
-        return jnp.moveaxis(jax.lax.optimization_barrier(y), 0, -1)
+        y = jax.lax.dot_general(rows, x.reshape(-1, x.shape[-1]), (((1,), (1,)), ((), ())))  # [U, vectors]
+        return jax.lax.optimization_barrier(y).T.reshape(*x.shape[:-1], -1)
 
     if math.prod(x.shape[:-1]) == 1:
         return forward(x, rows)
@@ -68,11 +72,19 @@ def multiply_rows(x: Float[Array, "*batch I"], rows: Float[Array, "U I"]) -> Flo
 
 
 def for_decoding(params: Mapping) -> dict:
-    """The same tree with every `kernel` [in, out] as `rows` [out, in]; one that is so already comes back as it is."""
-    return {
+    """The same tree with every `kernel` [in, out] as `rows` [out, in] and the layers of `JOINED` as one.
+
+    A tree that is so already comes back as it is.
+    """
+    tree = {
         DECODED if name == TRAINED else name: for_decoding(leaf) if isinstance(leaf, Mapping) else _decoded(name, leaf)
         for name, leaf in params.items()
     }
+    for joined, names in JOINED.items():
+        if all(name in tree for name in names):
+            parts = [tree.pop(name) for name in names]
+            tree[joined] = {leaf: jnp.concatenate([part[leaf] for part in parts]) for leaf in parts[0]}
+    return tree
 
 
 def _decoded(name: str, leaf):

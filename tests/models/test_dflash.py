@@ -175,7 +175,7 @@ def test_joined_projections_give_every_layer_its_own_rows(rng, attention_bias):
     features = jnp.array(rng.normal(size=(2, 3, ours.feature_width)), jnp.float32)
     arguments = features, jnp.arange(3)[None] + jnp.array([[4], [0]]), init_cache(ours, 2, 8), lengths(4, 0)
     apart = add_context(ours, params, *arguments)
-    assert_close(add_context(ours, join_context(for_decoding(params)), *arguments), apart)
+    assert_close(add_context(ours, join_context(ours, for_decoding(params)), *arguments), apart)
 
 
 def test_an_explicit_head_width_shapes_projections_and_cache():

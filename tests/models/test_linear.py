@@ -1,5 +1,7 @@
 """The dense layer in its two forms: one function, and one tree made from the other."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,26 @@ def test_a_decoding_tree_has_every_matrix_turned_and_nothing_else_touched():
     np.testing.assert_array_equal(turned["a"]["rows"], [[0, 3], [1, 4], [2, 5]])
     assert turned["a"].keys() == {"rows", "bias"} and turned["embed"]["embedding"].shape == (4, 2)
     jax.tree.map(np.testing.assert_array_equal, for_decoding(turned), turned)
+
+
+def test_layers_that_read_the_same_vectors_lie_one_below_the_other_in_a_decoding_tree():
+    ones = {name: {"kernel": jnp.full((2, 3), i + 1.0), "bias": jnp.full(3, -i)} for i, name in enumerate("qkv")}
+    tree = for_decoding({"attention": {f"{name}_proj": layer for name, layer in ones.items()}})["attention"]
+    assert tree.keys() == {"qkv_proj"}
+    np.testing.assert_array_equal(tree["qkv_proj"]["rows"], np.repeat([[1.0], [2.0], [3.0]], 3, axis=0) * np.ones(2))
+    np.testing.assert_array_equal(tree["qkv_proj"]["bias"], np.repeat([0.0, -1.0, -2.0], 3))
+    alone = for_decoding({"k_proj": ones["k"], "v_proj": ones["v"]})
+    assert alone.keys() == {"k_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "qk_norm": False}])
+def test_a_target_decodes_with_the_joined_matrices_as_it_was_trained(changes):
+    config = dataclasses.replace(PRESETS["tiny"]().target, **changes)
+    model, ids = Target(config), jnp.arange(10).reshape(2, 5)
+    blank, rng = init_parameters(model, jax.random.key(2), ids[:, :1]), np.random.default_rng(3)
+    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), blank)
+    apart, joined = (model.apply({"params": tree}, ids).hidden for tree in (params, for_decoding(params)))
+    assert_close(joined, apart)
 
 
 def test_a_target_read_to_decode_is_the_target_turned(tmp_path):

@@ -1,0 +1,37 @@
+"""Where parameters lie in a CPU's memory: on huge pages, where the system has them.
+
+A decoding step reads every weight once. On pages of 4 KiB the processor looks up an address for each of them, in a
+virtual machine twice over, and reads at half the rate that its memory has. Owns nothing but the memory it hands out.
+"""
+
+import contextlib
+import mmap
+
+import jax
+import numpy as np
+
+ALIGNMENT = 64
+"""Bytes to which an array must be aligned for JAX to use it where it lies."""
+
+
+def on_huge_pages[Tree](tree: Tree) -> Tree:
+    """The same arrays in one piece of memory that the kernel is asked to back with huge pages.
+
+    A tree that doesn't lie on the one CPU comes back as it is, and so does any where the system takes no such advice
+    (Linux does). The copy exists beside the original until its owner lets go of it.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    cpu = {jax.local_devices(backend="cpu")[0]}
+    if not hasattr(mmap, "MADV_HUGEPAGE") or any(leaf.devices() != cpu for leaf in leaves):
+        return tree
+    starts = np.cumsum([0, *(-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves)]).tolist()
+    memory = mmap.mmap(-1, max(starts[-1], ALIGNMENT), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def copied(leaf: jax.Array, start: int) -> jax.Array:
+        view = np.frombuffer(memory, leaf.dtype, leaf.size, start).reshape(leaf.shape)
+        view[...] = np.asarray(leaf)
+        return jax.device_put(view, leaf.sharding, may_alias=True)
+
+    return jax.tree.unflatten(structure, [copied(*each) for each in zip(leaves, starts, strict=False)])
