@@ -17,21 +17,23 @@ ALIGNMENT = 64
 def on_huge_pages[Tree](tree: Tree) -> Tree:
     """The same arrays in one piece of memory that the kernel is asked to back with huge pages.
 
-    A tree that doesn't lie on the one CPU comes back as it is, and so does any where the system takes no such advice
-    (Linux does). The copy exists beside the original until its owner lets go of it.
+    Arrays of NumPy's become JAX's. A tree of which anything lies on another device than the first CPU comes back as it
+    is, and so does any where programs run elsewhere or the system takes no such advice (Linux does). The copy exists
+    beside the original until its owner lets go of it.
     """
     leaves, structure = jax.tree.flatten(tree)
-    cpu = {jax.local_devices(backend="cpu")[0]}
-    if not hasattr(mmap, "MADV_HUGEPAGE") or any(leaf.devices() != cpu for leaf in leaves):
+    device = jax.local_devices()[0]
+    elsewhere = any(isinstance(leaf, jax.Array) and leaf.devices() != {device} for leaf in leaves)
+    if device.platform != "cpu" or elsewhere or not hasattr(mmap, "MADV_HUGEPAGE"):
         return tree
     starts = np.cumsum([0, *(-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves)]).tolist()
     memory = mmap.mmap(-1, max(starts[-1], ALIGNMENT), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
 
-    def copied(leaf: jax.Array, start: int) -> jax.Array:
+    def copied(leaf: jax.Array | np.ndarray, start: int) -> jax.Array:
         view = np.frombuffer(memory, leaf.dtype, leaf.size, start).reshape(leaf.shape)
         view[...] = np.asarray(leaf)
-        return jax.device_put(view, leaf.sharding, may_alias=True)
+        return jax.device_put(view, may_alias=True)  # not committed to its device: a program would compile again
 
     return jax.tree.unflatten(structure, [copied(*each) for each in zip(leaves, starts, strict=False)])

@@ -32,6 +32,13 @@ def test_leaves_lie_in_one_piece_of_memory_in_order_and_aligned():
     assert c.unsafe_buffer_pointer() - start == -(-a.nbytes // ALIGNMENT) * ALIGNMENT
 
 
+def test_arrays_of_numpy_are_moved_with_the_others():
+    mixed = {"host": np.arange(5.0, dtype=np.float32), "device": jnp.ones(2)}
+    moved = on_huge_pages(mixed)
+    jax.tree.map(np.testing.assert_array_equal, moved, mixed)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(moved))
+
+
 def test_a_tree_on_another_device_stays_where_it_is():
     there = jax.device_put(tree(), jax.devices()[-1])
     if jax.device_count() == 1:
