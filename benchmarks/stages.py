@@ -142,16 +142,22 @@ def stages(models: Models, config: StagesConfig) -> Iterator[Stage]:
     yield Stage(name="plain step", run=plain, weights=body + head, rows=1, share=1 / config.blocks)
 
 
+def rates(rounds: int) -> tuple[float, float]:
+    """Bytes and floating-point operations per second, before anything else runs: what is streamed empties the caches."""
+    machine = Machine()
+    turns = [(machine.bandwidth()["bytes_per_s"], machine.gemm()["flops_per_s"]) for _ in range(rounds)]
+    bandwidths, flops = zip(*turns, strict=True)
+    return max(bandwidths), max(flops)
+
+
 def run(config: StagesConfig) -> None:
     load = os.getloadavg()
-    parts, machine = list(stages(models_for(config), config)), Machine()
+    bandwidth, flops = rates(config.rounds)
+    parts = list(stages(models_for(config), config))
     for stage in parts:
         timed(stage.run)
     seconds = {stage.name: float("inf") for stage in parts}
-    bandwidth = flops = 0.0
     for _ in range(config.rounds):
-        bandwidth = max(bandwidth, machine.bandwidth()["bytes_per_s"])
-        flops = max(flops, machine.gemm()["flops_per_s"])
         for stage in parts:
             seconds[stage.name] = min(seconds[stage.name], timed(stage.run) * stage.share)
     print(f"{surroundings(load)}; {bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s\n")
