@@ -143,7 +143,7 @@ def stages(models: Models, config: StagesConfig) -> Iterator[Stage]:
 
 
 def rates(rounds: int) -> tuple[float, float]:
-    """Bytes and floating-point operations per second, before anything else runs: what is streamed empties the caches."""
+    """Bytes and floating-point operations per second, before anything else runs."""
     machine = Machine()
     turns = [(machine.bandwidth()["bytes_per_s"], machine.gemm()["flops_per_s"]) for _ in range(rounds)]
     bandwidths, flops = zip(*turns, strict=True)

@@ -29,7 +29,7 @@ class Machine:
         self._multiplies = lambda: product(square, square)
 
     def bandwidth(self) -> dict:
-        """Bytes per second of reading an array that no cache holds, on huge pages as weights are, the best of a few."""
+        """Bytes per second of reading an array that no cache holds, on huge pages, the best of a few."""
         return {"bytes_per_s": STREAMED_BYTES / min(timed(self._reads) for _ in range(5))}
 
     def gemm(self) -> dict:
