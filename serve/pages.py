@@ -4,7 +4,6 @@ A decoding step reads every weight once. On pages of 4 KiB the processor looks u
 virtual machine twice over, and reads at half the rate that its memory has. Owns nothing but the memory it hands out.
 """
 
-import contextlib
 import mmap
 
 import jax
@@ -28,8 +27,10 @@ def on_huge_pages[Tree](tree: Tree) -> Tree:
         return tree
     starts = np.cumsum([0, *(-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves)]).tolist()
     memory = mmap.mmap(-1, max(starts[-1], ALIGNMENT), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel built without them
+    try:
         memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel that was built without huge pages
+        return tree
 
     def copied(leaf: jax.Array | np.ndarray, start: int) -> jax.Array:
         view = np.frombuffer(memory, leaf.dtype, leaf.size, start).reshape(leaf.shape)
