@@ -124,7 +124,7 @@ class Engine:
             )
         self._pair = models.pair()
         self.capacity = self.context_limit + self._pair.verify_rows
-        # One row more than is ever read: if attention's slice is the whole cache, XLA's CPU backend copies it every block.
+        # One row more than is read: if attention's slice is the whole cache, XLA's CPU backend copies it every block.
         self._state = jax.jit(partial(empty_state, self._pair, config.rows, self.capacity + 1, config.max_stop_ids))()
         self._rows: list[_Row | None] = [None] * config.rows
         self._pending: deque[tuple[BlockRecord, tuple[_Row | None, ...]]] = deque()
